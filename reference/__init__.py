@@ -1,0 +1,30 @@
+"""The specification of paged-KV inference kernels, as code that is read more than run: pure PyTorch, loops, explicit indices.
+
+The functions and records exported here are the contract. An implementation is any module or object that offers some of these functions
+under the same names. This package imports torch alone, and nothing of what it judges.
+"""
+
+from reference.attention import decode_attention, prefill_attention
+from reference.batches import prepare_decode, prepare_prefill
+from reference.cache import allocate_kv_cache, layer_views, store_kvcache
+from reference.logits import last_token_logits, parallel_logits
+from reference.records import DecodeBatch, PrefillBatch, SequenceState
+from reference.sampling import sample
+from reference.slots import compute_slot_mapping
+
+__all__ = [
+    "DecodeBatch",
+    "PrefillBatch",
+    "SequenceState",
+    "allocate_kv_cache",
+    "compute_slot_mapping",
+    "decode_attention",
+    "last_token_logits",
+    "layer_views",
+    "parallel_logits",
+    "prefill_attention",
+    "prepare_decode",
+    "prepare_prefill",
+    "sample",
+    "store_kvcache",
+]
