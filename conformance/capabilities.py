@@ -1,0 +1,65 @@
+"""What an implementation says of itself: the limits within which cases are drawn, and the claims that are judged when made."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+CLAIMS = ("deterministic", "batch_invariant", "cuda_graph", "nan_tail", "empty_zero", "spare_blocks", "checked")
+DTYPES = {"float16": torch.float16, "bfloat16": torch.bfloat16, "float32": torch.float32}
+KEYS = ("dtypes", "head_dims", "group_sizes", "block_sizes", "max_context", "float32_products", "claims")
+
+
+@dataclass(frozen=True)
+class Capabilities:
+    dtypes: tuple[torch.dtype, ...] = tuple(DTYPES.values())
+    head_dims: tuple[int, ...] | None = None  # None: any
+    group_sizes: tuple[int, ...] | None = None
+    block_sizes: tuple[int, ...] | None = None
+    max_context: int | None = None  # tokens
+    float32_products: str = "ieee"  # or "tf32"
+    claims: tuple[str, ...] = ()
+
+    def allowed(self, kind: str, candidates: Iterable[int]) -> list[int]:
+        """The candidates that the implementation states it takes; its own smallest values if it takes none of them."""
+        stated = getattr(self, kind)
+        candidates = list(candidates)
+        if stated is None:
+            return candidates
+        return [value for value in candidates if value in stated] or sorted(stated)[:3]
+
+
+def read_capabilities(stated: Mapping[str, Any]) -> Capabilities:
+    """Raises ValueError with one sentence for a key, a claim or a dtype that is not known."""
+    for key in stated:
+        if key not in KEYS:
+            raise ValueError(f"CAPABILITIES has the key {key!r}, known are {', '.join(KEYS)}")
+    for claim in stated.get("claims", ()):
+        if claim not in CLAIMS:
+            raise ValueError(f"CAPABILITIES claims {claim!r}, known are {', '.join(CLAIMS)}")
+    fields: dict[str, Any] = {}
+    if "dtypes" in stated:
+        fields["dtypes"] = tuple(read_dtype(dtype) for dtype in stated["dtypes"])
+        if not fields["dtypes"]:
+            raise ValueError("CAPABILITIES names no dtype that it takes")
+    for key in ("head_dims", "group_sizes", "block_sizes"):
+        if stated.get(key) is not None:
+            fields[key] = tuple(int(value) for value in stated[key])
+    if stated.get("max_context") is not None:
+        fields["max_context"] = int(stated["max_context"])
+    if "float32_products" in stated:
+        if stated["float32_products"] not in ("ieee", "tf32"):
+            raise ValueError(f"CAPABILITIES says float32_products {stated['float32_products']!r}, known are 'ieee' and 'tf32'")
+        fields["float32_products"] = stated["float32_products"]
+    return Capabilities(claims=tuple(stated.get("claims", ())), **fields)
+
+
+def read_dtype(dtype: str | torch.dtype) -> torch.dtype:
+    if dtype in DTYPES.values():
+        return dtype  # type: ignore[return-value]  # it is one of the values, all of them torch.dtype
+    if dtype in DTYPES:
+        return DTYPES[dtype]  # type: ignore[index]  # it is one of the keys, all of them str
+    raise ValueError(f"CAPABILITIES names the dtype {dtype!r}, known are {', '.join(DTYPES)}")

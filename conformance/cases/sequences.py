@@ -1,0 +1,102 @@
+"""Batches of sequences before a step: lengths, prefix hits, chunk boundaries, block tables."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from hypothesis import strategies as st
+
+from conformance.cases.lengths import lengths
+from conformance.cases.tables import blocks_for, shuffled_tables
+from reference import SequenceState
+
+BLOCK_SIZES = (1, 2, 3, 4, 16, 5, 8, 32, 64, 100, 128, 256)
+
+
+@dataclass(frozen=True)
+class SequencesCase:
+    """A batch; `states()` builds the sequences, which are too long to be read as literals."""
+
+    block_size: int
+    lengths: tuple[int, ...]  # tokens known of each sequence
+    cached: tuple[int, ...]
+    scheduled: tuple[int, ...]
+    tables: tuple[tuple[int, ...], ...]
+
+    def states(self) -> list[SequenceState]:
+        return [
+            SequenceState(token_ids(i, length), cached, scheduled, list(table))
+            for i, (length, cached, scheduled, table) in enumerate(
+                zip(self.lengths, self.cached, self.scheduled, self.tables, strict=True)
+            )
+        ]
+
+    def literals(self) -> list[tuple[str, str]]:
+        return [
+            ("block_size", str(self.block_size)),
+            ("num_tokens", str(list(self.lengths))),
+            ("num_cached_tokens", str(list(self.cached))),
+            ("num_scheduled_tokens", str(list(self.scheduled))),
+            ("block_tables", str([list(table) for table in self.tables])),
+        ]
+
+
+def token_ids(sequence: int, length: int) -> list[int]:
+    """Every token of a batch is different, so that a wrong one tells where it came from: sequence * 100,000 + position + 1."""
+    return [sequence * 100_000 + position + 1 for position in range(length)]
+
+
+@st.composite
+def prefills(draw: st.DrawFn, block_sizes: list[int], *, hits: bool | None = None, max_blocks: int = 5) -> SequencesCase:
+    """A prefill batch. hits: whether some sequence has cached tokens (None: drawn)."""
+    block_size = draw(st.sampled_from(block_sizes), label="block_size")
+    maximum = max(3, min(700, max_blocks * block_size + 1))
+    if hits is None:
+        hits = draw(st.booleans(), label="hits")
+    count = draw(st.integers(1, 5), label="sequences")
+    ends, cached, known, spare = [], [], [], []
+    for i in range(count):
+        end = draw(lengths(block_size, maximum), label=f"chunk end {i}")
+        start = draw(starts_of_chunk(end, block_size), label=f"cached {i}") if hits else 0
+        rest = draw(st.sampled_from([0, 0, 1, block_size, 2 * block_size + 1]), label=f"tokens after the chunk {i}")
+        ends.append(end)
+        cached.append(start)
+        known.append(end + rest)
+        spare.append(draw(st.booleans(), label=f"table of the whole prompt {i}"))
+    if hits and max(cached) == 0:
+        ends[0], cached[0], known[0] = ends[0] + block_size, block_size, known[0] + block_size
+    needed = [blocks_for(n if whole else end, block_size) for n, end, whole in zip(known, ends, spare, strict=True)]
+    pool = sum(needed) + 1 + draw(st.sampled_from([1, 3, 40]), label="blocks of nobody")
+    tables = shuffled_tables(needed, pool, draw(st.integers(0, 999), label="table_seed"))
+    scheduled = tuple(end - start for end, start in zip(ends, cached, strict=True))
+    return SequencesCase(block_size, tuple(known), tuple(cached), scheduled, tuple(map(tuple, tables)))
+
+
+def starts_of_chunk(end: int, block_size: int) -> st.SearchStrategy[int]:
+    """How many tokens before `end` are cached: none, whole blocks (a prefix hit), all but one, or anything."""
+    whole_blocks = list(range(0, end, block_size))
+    return st.one_of(st.sampled_from(whole_blocks), st.just(end - 1), st.integers(0, end - 1))
+
+
+@st.composite
+def decodes(draw: st.DrawFn, block_sizes: list[int], *, spare_blocks: bool = False, max_blocks: int = 5) -> SequencesCase:
+    """A decode batch: each sequence's table ends with the block of its last token, or goes on if `spare_blocks`."""
+    block_size = draw(st.sampled_from(block_sizes), label="block_size")
+    maximum = max(3, min(700, max_blocks * block_size + 1))
+    known = draw(st.lists(lengths(block_size, maximum), min_size=1, max_size=6), label="lengths")
+    needed = [blocks_for(n, block_size) for n in known]
+    if spare_blocks:
+        needed = [blocks + draw(st.integers(0, 3), label=f"spare blocks {i}") for i, blocks in enumerate(needed)]
+        needed[0] += 1
+    pool = sum(needed) + 1 + draw(st.sampled_from([1, 3, 40]), label="blocks of nobody")
+    tables = shuffled_tables(needed, pool, draw(st.integers(0, 999), label="table_seed"))
+    cached = tuple(n - 1 for n in known)
+    return SequencesCase(block_size, tuple(known), cached, (1,) * len(known), tuple(map(tuple, tables)))
+
+
+@st.composite
+def warm_ups(draw: st.DrawFn, block_sizes: list[int]) -> SequencesCase:
+    """A prefill before there is a cache: no sequence has a block table."""
+    block_size = draw(st.sampled_from(block_sizes), label="block_size")
+    known = draw(st.lists(lengths(block_size, 4 * block_size + 1), min_size=1, max_size=4), label="lengths")
+    return SequencesCase(block_size, tuple(known), (0,) * len(known), tuple(known), ((),) * len(known))

@@ -1,0 +1,234 @@
+"""Checks of prepare_prefill, prepare_decode and compute_slot_mapping: whole tensors, compared with what the sequences' states say."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from numbers import Integral
+from typing import Any
+
+import torch
+
+from conformance.cases.sequences import SequencesCase
+from conformance.findings import Broken
+from conformance.judge import Judge
+from reference import SequenceState
+
+
+def require_tensor(value: Any, name: str, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+    """`value` as a tensor of this dtype on this device, or a finding."""
+    if not isinstance(value, torch.Tensor):
+        raise Broken((name, f"is a {type(value).__name__}, the contract says a tensor"))
+    if value.dtype != dtype:
+        raise Broken((name, f"has dtype {value.dtype}, the contract says {dtype}"))
+    if value.device.type != device.type:
+        raise Broken((name, f"lies on {value.device}, its inputs on {device}"))
+    return value
+
+
+def field_of(batch: Any, name: str) -> Any:
+    if not hasattr(batch, name):
+        raise Broken(("returned", f"a {type(batch).__name__} without the attribute {name!r}"))
+    return getattr(batch, name)
+
+
+def require_equal(
+    got: Any, want: list[Any], name: str, dtype: torch.dtype, device: torch.device, where: Callable[[int], str] | None = None
+) -> None:
+    """A one-dimensional tensor equals a list; the first difference is named."""
+    tensor = require_tensor(got, name, dtype, device)
+    if tuple(tensor.shape) != (len(want),):
+        raise Broken((name, f"has shape {tuple(tensor.shape)}, it must be ({len(want)},)"))
+    values = tensor.tolist()
+    for i, (value, wanted) in enumerate(zip(values, want, strict=True)):
+        if value != wanted:
+            place = f"  ({where(i)})" if where else ""
+            raise Broken((f"{name}[{i}]", f"is {value}, it must be {wanted}{place}"))
+
+
+def prefix_sums(counts: list[int]) -> list[int]:
+    sums = [0]
+    for count in counts:
+        sums.append(sums[-1] + count)
+    return sums
+
+
+def rows_of(states: list[SequenceState]) -> list[tuple[int, int]]:
+    """(sequence, position) of each row of a prefill, end to end."""
+    return [
+        (i, position)
+        for i, state in enumerate(states)
+        for position in range(state.num_cached_tokens, state.num_cached_tokens + state.num_scheduled_tokens)
+    ]
+
+
+def describe_row(states: list[SequenceState], block_size: int, sequence: int, position: int) -> str:
+    block = states[sequence].block_table[position // block_size]
+    return (
+        f"sequence {sequence}, position {position} = logical block {position // block_size}, offset {position % block_size}, "
+        f"physical block {block}"
+    )
+
+
+def slot(states: list[SequenceState], block_size: int, sequence: int, position: int) -> int:
+    return states[sequence].block_table[position // block_size] * block_size + position % block_size
+
+
+class BatchChecks:
+    """One check a field of the two batches."""
+
+    def __init__(self, judge: Judge) -> None:
+        self.judge = judge
+        self.device = judge.device
+
+    def prefill(self, states: list[SequenceState], block_size: int) -> Any:
+        return self.judge.call("prepare_prefill", states, block_size, device=self.device)
+
+    def decode(self, states: list[SequenceState], block_size: int) -> Any:
+        return self.judge.call("prepare_decode", states, block_size, device=self.device)
+
+    def input_ids(self, case: SequencesCase) -> None:
+        states = case.states()
+        want = [states[i].token_ids[position] for i, position in rows_of(states)]
+        batch = self.prefill(states, case.block_size)
+        rows = rows_of(states)
+        require_equal(
+            field_of(batch, "input_ids"), want, "input_ids", torch.int64, self.device,
+            lambda t: f"the token of sequence {rows[t][0]} at position {rows[t][1]}",
+        )  # fmt: skip
+
+    def positions(self, case: SequencesCase) -> None:
+        states = case.states()
+        rows = rows_of(states)
+        batch = self.prefill(states, case.block_size)
+        require_equal(
+            field_of(batch, "positions"), [position for _, position in rows], "positions", torch.int64, self.device,
+            lambda t: f"row {t} is of sequence {rows[t][0]}",
+        )  # fmt: skip
+
+    def cu_seqlens(self, case: SequencesCase) -> None:
+        states = case.states()
+        batch = self.prefill(states, case.block_size)
+        want_q = prefix_sums([state.num_scheduled_tokens for state in states])
+        want_k = prefix_sums([state.num_cached_tokens + state.num_scheduled_tokens for state in states])
+        require_equal(field_of(batch, "cu_seqlens_q"), want_q, "cu_seqlens_q", torch.int32, self.device)
+        require_equal(field_of(batch, "cu_seqlens_k"), want_k, "cu_seqlens_k", torch.int32, self.device)
+
+    def max_seqlens(self, case: SequencesCase) -> None:
+        states = case.states()
+        batch = self.prefill(states, case.block_size)
+        wants = {
+            "max_seqlen_q": max(state.num_scheduled_tokens for state in states),
+            "max_seqlen_k": max(state.num_cached_tokens + state.num_scheduled_tokens for state in states),
+        }
+        for name, want in wants.items():
+            got = field_of(batch, name)
+            if isinstance(got, bool) or not isinstance(got, Integral):
+                raise Broken((name, f"is {got!r} of type {type(got).__name__}, the contract says an int"))
+            if got != want:
+                raise Broken((name, f"is {got}, it must be {want}"))
+
+    def block_tables(self, case: SequencesCase) -> None:
+        states = case.states()
+        tables = field_of(self.prefill(states, case.block_size), "block_tables")
+        if all(state.num_cached_tokens == 0 for state in states):
+            if tables is not None:
+                raise Broken(("block_tables", "is a tensor although no sequence has cached tokens, it must be None"))
+            return
+        self.require_tables(tables, states)
+
+    def require_tables(self, tables: Any, states: list[SequenceState]) -> None:
+        if tables is None:
+            raise Broken(("block_tables", "is None although a sequence has cached tokens"))
+        tables = require_tensor(tables, "block_tables", torch.int32, self.device)
+        longest = max(len(state.block_table) for state in states)
+        if tables.dim() != 2 or tables.shape[0] != len(states) or tables.shape[1] < longest:
+            raise Broken(("block_tables", f"has shape {tuple(tables.shape)}, it must be ({len(states)}, {longest})"))
+        for i, row in enumerate(tables.tolist()):
+            want = list(states[i].block_table) + [-1] * (len(row) - len(states[i].block_table))
+            for column, (got, wanted) in enumerate(zip(row, want, strict=True)):
+                if got != wanted:
+                    what = "sequence's own table" if column < len(states[i].block_table) else "padding"
+                    raise Broken((f"block_tables[{i}, {column}]", f"is {got}, it must be {wanted} ({what})"))
+
+    def warm_up(self, case: SequencesCase) -> None:
+        batch = self.prefill(case.states(), case.block_size)
+        if field_of(batch, "block_tables") is not None:
+            raise Broken(("block_tables", "is not None in a warm-up pass"))
+        require_equal(field_of(batch, "slot_mapping"), [], "slot_mapping", torch.int32, self.device)
+        require_equal(
+            field_of(batch, "positions"), [position for _, position in rows_of(case.states())], "positions", torch.int64, self.device
+        )
+
+    def decode_step(self, case: SequencesCase) -> None:
+        states = case.states()
+        batch = self.decode(states, case.block_size)
+        lengths = [len(state.token_ids) for state in states]
+        last_tokens = [state.token_ids[-1] for state in states]
+        require_equal(field_of(batch, "input_ids"), last_tokens, "input_ids", torch.int64, self.device)
+        require_equal(field_of(batch, "positions"), [n - 1 for n in lengths], "positions", torch.int64, self.device)
+        require_equal(field_of(batch, "context_lens"), lengths, "context_lens", torch.int32, self.device)
+        self.require_tables(field_of(batch, "block_tables"), states)
+
+    # --- slots --------------------------------------------------------------------------------------------------------------------
+
+    def prefill_slots(self, case: SequencesCase) -> None:
+        states = case.states()
+        self.require_slots(field_of(self.prefill(states, case.block_size), "slot_mapping"), states, case.block_size, rows_of(states))
+
+    def decode_slots(self, case: SequencesCase) -> None:
+        states = case.states()
+        rows = [(i, len(state.token_ids) - 1) for i, state in enumerate(states)]
+        self.require_slots(field_of(self.decode(states, case.block_size), "slot_mapping"), states, case.block_size, rows)
+
+    def require_slots(self, got: Any, states: list[SequenceState], block_size: int, rows: list[tuple[int, int]]) -> None:
+        want = [slot(states, block_size, i, position) for i, position in rows]
+        require_equal(
+            got, want, "slot_mapping", torch.int32, self.device, lambda t: describe_row(states, block_size, *rows[t])
+        )
+
+    def computed_slots(self, case: SequencesCase) -> None:
+        """compute_slot_mapping, from tensors with spare columns of -1 and of other blocks."""
+        states = case.states()
+        rows = rows_of(states)
+        width = max(len(state.block_table) for state in states) + case.block_size % 3
+        tables = torch.full((len(states), width), -1, dtype=torch.int32)
+        for i, state in enumerate(states):
+            tables[i, : len(state.block_table)] = torch.tensor(list(state.block_table), dtype=torch.int32)
+        positions = torch.tensor([position for _, position in rows], dtype=torch.int64, device=self.device)
+        sums = torch.tensor(prefix_sums([state.num_scheduled_tokens for state in states]), dtype=torch.int32, device=self.device)
+        got = self.judge.call("compute_slot_mapping", positions, sums, tables.to(self.device), case.block_size)
+        self.require_slots(got, states, case.block_size, rows)
+
+    def chunks(self, case: SequencesCase) -> None:
+        """The chunks of a split prefill, laid end to end, are the slots of one pass; the split falls where the case's cached counts say."""
+        for i, state in enumerate(case.states()):
+            end = state.num_cached_tokens + state.num_scheduled_tokens
+            want = [slot([state], case.block_size, 0, position) for position in range(end)]
+            got: list[int] = []
+            for start, stop in ((0, state.num_cached_tokens), (state.num_cached_tokens, end)):
+                if stop > start:
+                    chunk = SequenceState(state.token_ids, start, stop - start, state.block_table)
+                    got += require_tensor(
+                        field_of(self.prefill([chunk], case.block_size), "slot_mapping"), "slot_mapping", torch.int32, self.device
+                    ).tolist()
+            if got != want:
+                first = next((t for t, (a, b) in enumerate(zip(got, want, strict=False)) if a != b), min(len(got), len(want)))
+                raise Broken(
+                    ("split at", f"{state.num_cached_tokens} of {end} tokens"),
+                    (f"slot_mapping[{first}]", f"of the chunks laid end to end is {got[first : first + 1]}, of one pass {want[first : first + 1]}"),
+                    ("at", describe_row(case.states(), case.block_size, i, min(first, end - 1))),
+                )
+
+    def decode_equals_prefill(self, case: SequencesCase) -> None:
+        """A decode step's slot is the slot that a prefill gives to the same position."""
+        self.decode_slots(case)
+        if "prepare_prefill" not in self.judge.implementation.offered:
+            return
+        states = case.states()
+        whole = [SequenceState(state.token_ids, 0, len(state.token_ids), state.block_table) for state in states]
+        slots = require_tensor(field_of(self.prefill(whole, case.block_size), "slot_mapping"), "slot_mapping", torch.int32, self.device)
+        decoded = field_of(self.decode(states, case.block_size), "slot_mapping").tolist()
+        ends = prefix_sums([len(state.token_ids) for state in states])[1:]
+        prefilled = [slots.tolist()[end - 1] for end in ends]
+        if decoded != prefilled:
+            raise Broken(("slot_mapping", f"of the decode step is {decoded}, the prefill's last slots are {prefilled}"))

@@ -1,0 +1,145 @@
+"""The judge of one test: draws cases, runs the check on each, counts refusals, shrinks what fails, and keeps the record."""
+
+from __future__ import annotations
+
+import time
+import zlib
+from collections.abc import Callable, Iterable
+from typing import Any, TypeVar
+
+import torch
+from hypothesis import HealthCheck, Phase, Verbosity, given, seed, settings
+from hypothesis.strategies import SearchStrategy
+
+from conformance.buffers import bits
+from conformance.capabilities import Capabilities
+from conformance.clauses import CLAUSES, Clause
+from conformance.findings import Broken, Record, Refused
+from conformance.implementation import Implementation
+
+EFFORTS = {"quick": 0.3, "default": 1.0, "thorough": 8.0}
+SHRINKING_SECONDS = 8.0  # after this long no smaller case is taken up
+Case = TypeVar("Case")
+
+
+class Judge:
+    """Holds an implementation to one clause."""
+
+    def __init__(self, implementation: Implementation, clause: Clause, function: str, *, effort: str = "default", seed: int = 0) -> None:
+        self.implementation = implementation
+        self.clause = clause
+        self.function = function
+        self.effort = effort
+        self.seed = seed
+        self.record = Record(clause.id, function)
+        self._started = time.monotonic()
+        self._earlier: tuple[str, torch.Tensor, torch.Tensor] | None = None  # function, its last result, the bits it had
+
+    @property
+    def device(self) -> torch.device:
+        return self.implementation.device
+
+    @property
+    def capabilities(self) -> Capabilities:
+        return self.implementation.capabilities
+
+    @property
+    def is_cuda(self) -> bool:
+        return self.device.type == "cuda"
+
+    def count(self, default: int) -> int:
+        """How many cases to draw, given how many the default effort draws."""
+        return max(3, round(default * EFFORTS[self.effort]))
+
+    def for_all(
+        self, cases: SearchStrategy[Case], check: Callable[[Case], None], *, examples: int, explicit: Iterable[Case] = ()
+    ) -> None:
+        """Hold `check` for `explicit` cases and for drawn ones. Raises Broken, with the smallest case that was found."""
+        for case in explicit:
+            self._run(check, case)
+        failing: dict[str, Broken] = {}
+        deadline = float("inf")
+
+        @settings(
+            max_examples=self.count(examples),
+            database=None,
+            deadline=None,
+            derandomize=False,
+            print_blob=False,
+            report_multiple_bugs=False,
+            verbosity=Verbosity.quiet,
+            phases=(Phase.generate, Phase.shrink),
+            suppress_health_check=list(HealthCheck),
+        )
+        @seed(self._seed_of(check))
+        @given(cases)
+        def judged(case: Case) -> None:
+            nonlocal deadline
+            key = repr(case)
+            if key in failing:
+                raise failing[key]
+            if time.monotonic() > deadline:
+                return  # too late for a smaller case: what failed keeps failing, what is new counts as holding
+            try:
+                self._run(check, case)
+            except Broken as broken:
+                if not failing:
+                    deadline = time.monotonic() + SHRINKING_SECONDS
+                failing[key] = broken
+                raise
+
+        try:
+            judged()
+        except Broken as broken:
+            raise broken from None
+
+    def _run(self, check: Callable[[Case], None], case: Case) -> None:
+        self.record.examples += 1
+        try:
+            check(case)
+        except Refused as refusal:
+            message = str(refusal)
+            self.record.refusals[message] = self.record.refusals.get(message, 0) + 1
+        except Broken as broken:
+            broken.finding.case = case
+            if not self.record.examples_to_failure:
+                self.record.examples_to_failure = self.record.examples
+                self.record.seconds_to_failure = time.monotonic() - self._started
+            raise
+
+    def _seed_of(self, check: Callable[..., Any]) -> int:
+        name = getattr(getattr(check, "func", check), "__qualname__", "")
+        return self.seed + zlib.crc32(f"{self.clause.id} {self.function} {name}".encode())
+
+    # --- what checks call -------------------------------------------------------------------------------------------------------
+
+    def call(self, function: str, *args: Any, **kwargs: Any) -> Any:
+        """Call the implementation; afterwards an earlier result of it must still be what it was."""
+        result = self.implementation.call(function, *args, **kwargs)
+        if self._earlier is not None:
+            earlier_function, tensor, earlier_bits = self._earlier
+            if tensor is not result and not torch.equal(bits(tensor), earlier_bits):
+                self.note_beside(unchanged_clause(earlier_function), "an earlier result was overwritten by a later call")
+        self._earlier = None
+        if isinstance(result, torch.Tensor) and result.numel() > 0:
+            self._earlier = (function, result, bits(result.contiguous()).clone().view(result.shape))
+        return result
+
+    def note_beside(self, clause: str, text: str) -> None:
+        """A clause other than the one being judged is broken; judging goes on. Raised at once where it is the clause being judged."""
+        if clause == self.clause.id:
+            raise Broken(("found", text))
+        self.record.side_findings.setdefault(clause, text)
+
+    def note_budget(self, dtype: torch.dtype, share: float) -> None:
+        """Remember the largest error / budget of a dtype."""
+        name = str(dtype).removeprefix("torch.")
+        self.record.worst_budget[name] = max(self.record.worst_budget.get(name, 0.0), share)
+
+
+def unchanged_clause(function: str) -> str:
+    """The clause that says that this function leaves its inputs and its earlier results alone."""
+    return {"prefill_attention": "PRE-9", "decode_attention": "DEC-9", "store_kvcache": "KV-2", "sample": "SAMPLE-9"}.get(function, "LOGIT-3")
+
+
+__all__ = ["CLAUSES", "EFFORTS", "Judge", "unchanged_clause"]

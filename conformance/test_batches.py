@@ -1,0 +1,51 @@
+"""BATCH: the other tensors of a prefill and of a decode step."""
+
+import pytest
+
+from conformance.cases.sequences import BLOCK_SIZES, decodes, prefills, warm_ups
+from conformance.checks.batches import BatchChecks
+from conformance.judge import Judge
+
+
+def block_sizes(judge: Judge) -> list[int]:
+    return judge.capabilities.allowed("block_sizes", BLOCK_SIZES)
+
+
+@pytest.mark.clause("BATCH-1", function="prepare_prefill")
+def test_input_ids(judge: Judge) -> None:
+    judge.for_all(prefills(block_sizes(judge)), BatchChecks(judge).input_ids, examples=80)
+
+
+@pytest.mark.clause("BATCH-2", function="prepare_prefill")
+def test_positions(judge: Judge) -> None:
+    judge.for_all(prefills(block_sizes(judge)), BatchChecks(judge).positions, examples=80)
+
+
+@pytest.mark.clause("BATCH-3", function="prepare_prefill")
+def test_cu_seqlens(judge: Judge) -> None:
+    judge.for_all(prefills(block_sizes(judge)), BatchChecks(judge).cu_seqlens, examples=80)
+
+
+@pytest.mark.clause("BATCH-4", function="prepare_prefill")
+def test_max_seqlens(judge: Judge) -> None:
+    judge.for_all(prefills(block_sizes(judge)), BatchChecks(judge).max_seqlens, examples=80)
+
+
+@pytest.mark.clause("BATCH-5", function="prepare_prefill")
+def test_block_tables(judge: Judge) -> None:
+    judge.for_all(prefills(block_sizes(judge)), BatchChecks(judge).block_tables, examples=80)
+
+
+@pytest.mark.clause("BATCH-6", function="prepare_decode")
+def test_decode_step(judge: Judge) -> None:
+    judge.for_all(decodes(block_sizes(judge)), BatchChecks(judge).decode_step, examples=80)
+
+
+@pytest.mark.clause("BATCH-7", function="prepare_prefill")
+def test_warm_up(judge: Judge) -> None:
+    judge.for_all(warm_ups(block_sizes(judge)), BatchChecks(judge).warm_up, examples=30)
+
+
+@pytest.mark.clause("CLAIM-3", function="prepare_decode")
+def test_slot_mapping_with_spare_blocks(judge: Judge) -> None:
+    judge.for_all(decodes(block_sizes(judge), spare_blocks=True), BatchChecks(judge).decode_slots, examples=80)

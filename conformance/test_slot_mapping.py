@@ -1,0 +1,36 @@
+"""SLOT: where each token's KV goes."""
+
+import pytest
+
+from conformance.cases.sequences import BLOCK_SIZES, decodes, prefills
+from conformance.checks.batches import BatchChecks
+from conformance.judge import Judge
+
+
+def block_sizes(judge: Judge) -> list[int]:
+    return judge.capabilities.allowed("block_sizes", BLOCK_SIZES)
+
+
+@pytest.mark.clause("SLOT-1", function="prepare_prefill")
+def test_slot_mapping_of_a_prefill(judge: Judge) -> None:
+    judge.for_all(prefills(block_sizes(judge)), BatchChecks(judge).prefill_slots, examples=120)
+
+
+@pytest.mark.clause("SLOT-1", function="prepare_decode")
+def test_slot_mapping_of_a_decode_step(judge: Judge) -> None:
+    judge.for_all(decodes(block_sizes(judge)), BatchChecks(judge).decode_slots, examples=120)
+
+
+@pytest.mark.clause("SLOT-1", function="compute_slot_mapping")
+def test_slot_mapping_from_tensors(judge: Judge) -> None:
+    judge.for_all(prefills(block_sizes(judge)), BatchChecks(judge).computed_slots, examples=80)
+
+
+@pytest.mark.clause("SLOT-2", function="prepare_prefill")
+def test_slot_mapping_of_chunks(judge: Judge) -> None:
+    judge.for_all(prefills(block_sizes(judge), hits=True), BatchChecks(judge).chunks, examples=80)
+
+
+@pytest.mark.clause("SLOT-2", function="prepare_decode")
+def test_slot_mapping_of_decode_equals_prefill(judge: Judge) -> None:
+    judge.for_all(decodes(block_sizes(judge)), BatchChecks(judge).decode_equals_prefill, examples=80)
