@@ -1,0 +1,62 @@
+# Every target sets up what it needs. Variables:
+#   PYTHON=python3.12   the interpreter that .venv is made from (python3)
+#   VENV=none           no set-up: the ambient python3, with the repository on its path (a GPU machine without network)
+#   PIP_ARGS="..."      handed to pip install
+#   WORKERS=2            processes of `make test`; WORKERS= for none, where pytest-xdist is missing
+#   ARGS="..."          handed to pytest (or to conformance.mutants)
+#   IMPL= DEVICE= EFFORT= SEED= K=   become --impl, --device, --effort, --seed and -k of `make conformance` (IMPL and K of `make bench` too)
+
+VENV    ?= .venv
+PYTHON  ?= python3
+WORKERS ?= 2
+
+ifeq ($(VENV),none)
+RUN   := PYTHONPATH="$(CURDIR)$${PYTHONPATH:+:$$PYTHONPATH}" $(PYTHON)
+READY :=
+else
+RUN   := $(VENV)/bin/python
+READY := $(VENV)/.ready
+endif
+
+JUDGE := $(if $(IMPL),--impl "$(IMPL)") $(if $(DEVICE),--device "$(DEVICE)") $(if $(EFFORT),--effort "$(EFFORT)") \
+         $(if $(SEED),--seed "$(SEED)") $(if $(K),-k "$(K)")
+
+.PHONY: help setup conformance test bench lint mutants clean distclean
+.DEFAULT_GOAL := help
+
+help:  ## this list
+	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@sed -n 's/^#   /  /p' $(MAKEFILE_LIST)
+
+setup: $(READY)  ## make .venv and install what is needed into it; redone only when pyproject.toml or constraints.txt change
+
+$(VENV)/.ready: pyproject.toml constraints.txt
+	@echo "setting up $(VENV): the first time it takes some minutes"
+	@$(PYTHON) -m venv $(VENV)
+	@$(VENV)/bin/python -m pip install --quiet --quiet --disable-pip-version-check -c constraints.txt $(PIP_ARGS) --editable '.[dev]'
+	@touch $@
+
+conformance: $(READY)  ## judge gpu_impl/, or IMPL=pkg.module | IMPL=pkg.module:object | IMPL=path/to/file.py
+	@$(RUN) -m pytest conformance/ -p no:benchmark $(JUDGE) $(ARGS)
+
+# one thread a worker: two workers with two threads each are slower on two cores
+test: $(READY)  ## the project's own tests, the doctests of reference/ among them
+	@$(RUN) -m pytest --doctest-modules reference -q -p no:benchmark
+	@OMP_NUM_THREADS=$${OMP_NUM_THREADS:-1} $(RUN) -m pytest tests/ $(if $(WORKERS),-n $(WORKERS)) -p no:benchmark $(ARGS)
+
+bench: $(READY)  ## how fast, against the reference and peers; nothing is timed that has not first been judged correct
+	@$(RUN) -m pytest benchmarks/ --benchmark-only --benchmark-columns=median,iqr,min,rounds -rs $(if $(IMPL),--impl "$(IMPL)") $(if $(K),-k "$(K)") $(ARGS)
+
+lint: $(READY)  ## ruff and mypy
+	@$(RUN) -m ruff check .
+	@$(RUN) -m mypy
+
+mutants: $(READY)  ## every planted fault, and which clause caught it
+	@$(RUN) -m conformance.mutants $(ARGS)
+
+clean:  ## remove caches and reports
+	@rm -rf .pytest_cache .ruff_cache .mypy_cache .hypothesis .benchmarks .whichslot build dist *.egg-info
+	@find reference gpu_impl conformance benchmarks tests examples -name __pycache__ -prune -exec rm -rf {} +
+
+distclean: clean  ## clean, and remove .venv too
+	@rm -rf .venv

@@ -1,0 +1,55 @@
+"""store_kvcache: the KV of T tokens into a paged cache. Bytes moved: each row read once and written once, K and V."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import pytest
+import torch
+
+from benchmarks.cases import SMALL_DTYPE, on_this_machine, randn, seeded, short
+from benchmarks.contenders import DEVICE, Contender, pairs
+from benchmarks.judge import assert_stored, unless_refused
+
+
+class StoreCase(NamedTuple):
+    num_tokens: int
+    block_size: int
+    kv_heads: int
+    head_dim: int
+    dtype: torch.dtype
+    real_size: bool
+
+    @property
+    def name(self) -> str:
+        return f"{self.num_tokens}-S{self.block_size}-{self.kv_heads}x{self.head_dim}-{short(self.dtype)}"
+
+
+CASES = on_this_machine(
+    StoreCase(64, 16, 2, 32, SMALL_DTYPE, real_size=False),
+    StoreCase(256, 256, 8, 128, torch.bfloat16, real_size=True),
+    StoreCase(8_192, 256, 8, 128, torch.bfloat16, real_size=True),
+    StoreCase(65_536, 256, 8, 128, torch.bfloat16, real_size=True),
+)
+
+
+@pytest.mark.parametrize("case, contender", pairs("store_kvcache", CASES))
+def test_store_kvcache(case: StoreCase, contender: Contender, timed):
+    generator = seeded()
+    key = randn((case.num_tokens, case.kv_heads, case.head_dim), case.dtype, generator)
+    value = randn((case.num_tokens, case.kv_heads, case.head_dim), case.dtype, generator)
+    num_blocks = 2 * -(-case.num_tokens // case.block_size)
+    shape = (num_blocks, case.block_size, case.kv_heads, case.head_dim)
+    k_cache, v_cache = randn(shape, case.dtype, generator), randn(shape, case.dtype, generator)
+    slots = torch.randperm(num_blocks * case.block_size, generator=generator, device=DEVICE)
+    slot_mapping = slots[: case.num_tokens].int()
+    k_before, v_before = k_cache.clone(), v_cache.clone()
+
+    def call() -> None:
+        contender.functions.store_kvcache(key, value, k_cache, v_cache, slot_mapping)
+
+    unless_refused(call)
+    assert_stored(k_cache, k_before, key, slot_mapping, f"{contender.name}, k_cache")
+    assert_stored(v_cache, v_before, value, slot_mapping, f"{contender.name}, v_cache")
+    bytes_moved = 4 * key.numel() * key.element_size()
+    timed(call, group=f"store_kvcache {case.name}", contender=contender.name, bytes_moved=bytes_moved)

@@ -1,0 +1,29 @@
+"""Sequences with nothing to do, results that must be written, and inputs that must stay (clauses 8 and 9 of PRE and DEC)."""
+
+from __future__ import annotations
+
+import torch
+
+from conformance.buffers import bits
+from conformance.cases.attention import AttentionCase
+from conformance.checks.attention_call import attend
+from conformance.checks.read_sets import check_read_set
+from conformance.checks.values import random_numbers
+from conformance.findings import Broken
+from conformance.judge import Judge
+
+
+def check_empties(judge: Judge, case: AttentionCase) -> None:
+    """Rows beside sequences without queries (prefill) or of context 0 (decode) read what they should, and every row is written."""
+    check_read_set(judge, case)
+
+
+def check_unchanged(judge: Judge, case: AttentionCase, later: AttentionCase) -> None:
+    """Inputs are compared by every call; here an earlier result is held against a later call of another shape, and of the same."""
+    numbers = random_numbers(case, query_scale=1.0)
+    call = attend(judge, case, numbers)
+    before = bits(call.result.contiguous()).clone()
+    for other in (later, case):
+        attend(judge, other, random_numbers(other, query_scale=4.0))
+        if not torch.equal(bits(call.result.contiguous()), before):
+            raise Broken(("found", "the result of an earlier call was overwritten by a later one"), likely="an output buffer is kept and handed out twice")

@@ -1,0 +1,167 @@
+"""What must have no influence on a row: metamorphic checks, a call against another call (clauses 3, 4 and 5 of PRE and DEC)."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import torch
+
+from conformance.cases.attention import FILLERS, AttentionCase
+from conformance.checks.attention_call import AttentionCall, Numbers, attend, loud_numbers, row_name
+from conformance.checks.read_sets import check_counts, check_read_set
+from conformance.checks.values import budgeted, random_numbers, require_within
+from conformance.findings import Broken
+from conformance.judge import Judge
+
+
+def check_surroundings(judge: Judge, case: AttentionCase) -> None:
+    """The same sequences under other tables, other unused cells, a wider table, a larger pool, another block size."""
+    check_read_set(judge, case)
+    base = random_numbers(case, query_scale=1.0)
+    first = attend(judge, case, base)
+    sizes = judge.capabilities.allowed("block_sizes", (1, 3, 16, 64, 256))
+    other_size = sizes[case.data_seed % len(sizes)]
+    for what, variant in (
+        ("the blocks lie in another order", replace(case, table_seed=case.table_seed + 1000)),
+        *((f"unused table cells hold {filler}", replace(case, filler=filler, spare_columns=5)) for filler in FILLERS),
+        ("the pool is larger", replace(case, spare_blocks=case.spare_blocks + 61)),
+        (f"the block size is {other_size}", replace(case, block_size=other_size)),
+    ):
+        require_same(judge, case, first, base, variant, what)
+
+
+def require_same(judge: Judge, case: AttentionCase, first: AttentionCall, base: Numbers, variant: AttentionCase, what: str) -> None:
+    """The variant holds the same keys and values at the same positions, and gives the same rows within both calls' rounding."""
+    numbers = loud_numbers(variant)
+    numbers.q = base.q
+    for mine, theirs in zip(variant.slots, case.slots, strict=True):
+        numbers.keys[mine], numbers.values[mine] = base.keys[theirs], base.values[theirs]
+    second = attend(judge, variant, numbers)
+    expected = budgeted(case, base, judge.capabilities.float32_products)
+    try:
+        require_within(judge, variant, second, expected)
+    except Broken as broken:
+        broken.finding.facts.insert(0, ("changed", what))
+        raise
+    require_close(case, first.out, second.out, 2 * expected.limit, f"differs when {what}")
+
+
+def require_close(case: AttentionCase, left: torch.Tensor, right: torch.Tensor, limit: torch.Tensor, sentence: str) -> None:
+    sees = torch.tensor([visible > 0 for _, visible in case.rows], dtype=torch.bool)
+    wrong = ~((left - right).abs() <= limit) & sees[:, None, None]
+    if wrong.any():
+        row, head, dim = (int(x) for x in wrong.nonzero()[0])
+        raise Broken(
+            (f"{row_name(case, row)}, head {head}, dimension {dim}", sentence),
+            ("first", f"{float(left[row, head, dim]):.8g}"),
+            ("second", f"{float(right[row, head, dim]):.8g} (they may differ by {float(limit[row, head, dim]):.3g})"),
+        )
+
+
+def check_large_pool(judge: Judge, case: AttentionCase) -> None:
+    """A pool of more blocks than 16 bits count, with the sequences at its top."""
+    check_counts(judge, case, 0, case.head_dim * 32)
+
+
+def rows_of_sequences(case: AttentionCase) -> list[slice]:
+    firsts, row = [], 0
+    for queries in case.query_lens:
+        firsts.append(slice(row, row + queries))
+        row += queries
+    return firsts
+
+
+def check_neighbours(judge: Judge, case: AttentionCase) -> None:
+    """A row alone, and in another order of the batch, is what it is in the batch."""
+    check_read_set(judge, case)
+    base = random_numbers(case, query_scale=1.0)
+    whole = attend(judge, case, base)
+    limit = budgeted(case, base, judge.capabilities.float32_products).limit
+    parts = rows_of_sequences(case)
+    count = len(parts)
+    orders = [list(range(count))[::-1]] + [[i] for i in {0, count // 2, count - 1}]
+    for order in orders:
+        variant, numbers = subset(case, base, order)
+        out = attend(judge, variant, numbers).out
+        row = 0
+        for i in order:
+            part = parts[i]
+            size = part.stop - part.start
+            again = torch.zeros_like(whole.out)
+            again[part] = out[row : row + size]
+            mask = torch.zeros(len(case.rows), dtype=torch.bool)
+            mask[part] = True
+            sentence = "differs when its sequence is alone" if len(order) == 1 else "differs when the batch is in reverse order"
+            require_close(case, torch.where(mask[:, None, None], whole.out, 0.0), again, 2 * limit, sentence)
+            row += size
+
+
+def subset(case: AttentionCase, base: Numbers, order: list[int]) -> tuple[AttentionCase, Numbers]:
+    """Only these sequences of the batch, in this order, with the same numbers at their positions."""
+    variant = replace(
+        case,
+        query_lens=tuple(case.query_lens[i] for i in order),
+        context_lens=tuple(case.context_lens[i] for i in order),
+    )
+    numbers = loud_numbers(variant)
+    parts = rows_of_sequences(case)
+    numbers.q = torch.cat([base.q[parts[i]] for i in order])
+    for mine, i in zip(variant.slots, order, strict=True):
+        numbers.keys[mine], numbers.values[mine] = base.keys[case.slots[i]], base.values[case.slots[i]]
+    return variant, numbers
+
+
+def check_chunks(judge: Judge, case: AttentionCase, split: int) -> None:
+    """A prefill in two chunks equals one pass, row by row, and so do the decode steps at the last positions (PRE-4).
+
+    The case queries each sequence from some position on; `split` cuts each one's queries in two.
+    """
+    base = random_numbers(case, query_scale=1.0)
+    whole = attend(judge, case, base)
+    expected = budgeted(case, base, judge.capabilities.float32_products)
+    require_within(judge, case, whole, expected)
+    parts = rows_of_sequences(case)
+    cuts = [min(split % (t + 1), t) for t in case.query_lens]
+    chunked = torch.zeros_like(whole.out)
+    done = torch.zeros(len(case.rows), dtype=torch.bool)
+    for first in (True, False):
+        queries = tuple(cut if first else t - cut for cut, t in zip(cuts, case.query_lens, strict=True))
+        contexts = tuple(n - (t - cut if first else 0) for cut, t, n in zip(cuts, case.query_lens, case.context_lens, strict=True))
+        if sum(queries) == 0:
+            continue
+        # the table of the whole prompt stands in the first chunk already, and the later positions' slots are loud
+        chunk = ChunkCase(**{**case.__dict__, "query_lens": queries, "context_lens": contexts}, whole=case)  # type: ignore[arg-type]
+        rows = [slice(p.start, p.start + cut) if first else slice(p.start + cut, p.stop) for p, cut in zip(parts, cuts, strict=True)]
+        numbers = loud_numbers(chunk)
+        numbers.q = torch.cat([base.q[r] for r in rows])
+        for mine, theirs in zip(chunk.slots, case.slots, strict=True):
+            numbers.keys[mine], numbers.values[mine] = base.keys[theirs[: len(mine)]], base.values[theirs[: len(mine)]]
+        out = attend(judge, chunk, numbers).out
+        index = torch.cat([torch.arange(r.start, r.stop) for r in rows])
+        chunked[index] = out
+        done[index] = True
+    require_close(case, whole.out, chunked, 2 * expected.limit, f"differs between one pass and chunks cut after {cuts} queries")
+    if "decode_attention" in judge.implementation.offered:
+        require_decode_equal(judge, case, base, whole, expected.limit)
+
+
+class ChunkCase(AttentionCase):
+    """A chunk of another case: shorter contexts under the same tables and pool."""
+
+    def __init__(self, whole: AttentionCase, **fields: object) -> None:
+        for name in [n for n in fields if n not in AttentionCase.__dataclass_fields__]:
+            del fields[name]  # cached properties of the whole case
+        super().__init__(**fields)  # type: ignore[arg-type]
+        self.__dict__["tables"] = whole.tables
+        self.__dict__["num_blocks"] = whole.num_blocks
+
+
+def require_decode_equal(judge: Judge, case: AttentionCase, base: Numbers, whole: AttentionCall, limit: torch.Tensor) -> None:
+    """The last row of each sequence is the decode step at its position."""
+    if not case.paged or 0 in case.query_lens:
+        return
+    last_rows = torch.tensor([part.stop - 1 for part in rows_of_sequences(case)])
+    step = replace(case, decode=True, query_lens=(1,) * len(case.query_lens))
+    numbers = Numbers(q=base.q[last_rows], keys=base.keys, values=base.values)
+    out = attend(judge, step, numbers).out
+    require_close(step, whole.out[last_rows], out, 2 * limit[last_rows], "differs between the prefill and the decode step at its position")

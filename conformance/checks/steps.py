@@ -1,0 +1,134 @@
+"""Steps that follow each other over one cache: prepare, store, attend, through the implementation where it offers them (STEP).
+
+What an implementation does not offer is taken from the reference, so that kernels without batch preparation are driven too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+
+import reference
+from conformance.checks.values import round_to
+from conformance.findings import Broken
+from conformance.judge import Judge
+from reference import SequenceState
+
+
+@dataclass
+class History:
+    """One sequence's whole past: the keys and values of each of its tokens, in float32 as the dtype rounds them."""
+
+    keys: torch.Tensor  # (n, Hk, D)
+    values: torch.Tensor
+
+
+@dataclass
+class Pipeline:
+    """A model of one layer: a cache, and the functions that write and read it."""
+
+    judge: Judge
+    num_blocks: int
+    block_size: int
+    num_kv_heads: int
+    group_size: int
+    head_dim: int
+    dtype: torch.dtype
+    k_cache: torch.Tensor = field(init=False)
+    v_cache: torch.Tensor = field(init=False)
+
+    def __post_init__(self) -> None:
+        cache = reference.allocate_kv_cache(
+            2, self.num_blocks, self.block_size, self.num_kv_heads, self.head_dim, dtype=self.dtype, device=self.judge.device
+        )
+        cache.fill_(30000.0)  # loud: what was never written must not be read
+        self.k_cache, self.v_cache = reference.layer_views(cache, 1)
+
+    @property
+    def scale(self) -> float:
+        return float(self.head_dim) ** -0.5
+
+    def run(self, function: str, *args: Any, **kwargs: Any) -> Any:
+        if function in self.judge.implementation.offered:
+            return self.judge.call(function, *args, **kwargs)
+        return getattr(reference, function)(*args, **kwargs)
+
+    def prefill(self, states: Sequence[SequenceState], q: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
+        """One prefill step of a layer: q, key, value (T, heads, D) of the scheduled tokens. Returns (T, Hq, D) float64 on the CPU."""
+        batch = self.run("prepare_prefill", states, self.block_size, device=self.judge.device)
+        q, key, value = (t.to(self.judge.device, self.dtype) for t in (q, key, value))
+        self.run("store_kvcache", key, value, self.k_cache, self.v_cache, batch.slot_mapping)
+        paged = batch.block_tables is not None
+        out = self.run(
+            "prefill_attention",
+            q,
+            self.k_cache if paged else key,
+            self.v_cache if paged else value,
+            cu_seqlens_q=batch.cu_seqlens_q,
+            cu_seqlens_k=batch.cu_seqlens_k,
+            max_seqlen_q=batch.max_seqlen_q,
+            max_seqlen_k=batch.max_seqlen_k,
+            scale=self.scale,
+            block_tables=batch.block_tables,
+        )
+        return out.to("cpu", torch.float64)
+
+    def decode(self, states: Sequence[SequenceState], q: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
+        """One decode step: q, key, value (B, heads, D) of each sequence's last token. Returns (B, Hq, D) float64 on the CPU."""
+        batch = self.run("prepare_decode", states, self.block_size, device=self.judge.device)
+        q, key, value = (t.to(self.judge.device, self.dtype) for t in (q, key, value))
+        self.run("store_kvcache", key, value, self.k_cache, self.v_cache, batch.slot_mapping)
+        out = self.run(
+            "decode_attention",
+            q,
+            self.k_cache,
+            self.v_cache,
+            context_lens=batch.context_lens,
+            block_tables=batch.block_tables,
+            scale=self.scale,
+        )
+        return out.to("cpu", torch.float64)
+
+
+def dense(q: torch.Tensor, history: History, visible: int, scale: float) -> tuple[torch.Tensor, torch.Tensor]:
+    """(Hq, D) float64: one query row over its sequence's own past, and A = sum p |v| for the budget."""
+    group = q.shape[0] // history.keys.shape[1]
+    keys = history.keys[:visible].double().repeat_interleave(group, dim=1)
+    values = history.values[:visible].double().repeat_interleave(group, dim=1)
+    weights = torch.softmax(scale * torch.einsum("hd,nhd->hn", q.double(), keys), dim=1)
+    return torch.einsum("hn,nhd->hd", weights, values), torch.einsum("hn,nhd->hd", weights, values.abs())
+
+
+def coded_rows(generator: np.random.Generator, count: int, num_kv_heads: int, head_dim: int) -> torch.Tensor:
+    """(count, Hk, D) value rows, each one-hot at a random dimension: what a row of weights 1/n sums to are counts."""
+    dims = generator.integers(0, head_dim, size=(count, num_kv_heads))
+    return torch.nn.functional.one_hot(torch.from_numpy(dims), head_dim).float()
+
+
+def require_row(
+    got: torch.Tensor, q: torch.Tensor, history: History, visible: int, scale: float, unit: float, head_dim: int, where: str
+) -> float:
+    """One query row (Hq, D) against dense attention over its own history, within the error budget. Returns error / budget."""
+    exact, magnitude = dense(q, history, visible, scale)
+    sizes = scale * torch.einsum("hd,nhd->hn", q.abs().double(), history.keys[:visible].abs().double().repeat_interleave(
+        q.shape[0] // history.keys.shape[1], dim=1))  # fmt: skip
+    score_error = (head_dim + 2) * 2.0**-24 * sizes.amax(dim=1, keepdim=True)
+    limit = magnitude * (unit + 2 * score_error + (visible + 16) * 2.0**-24 + 2.0**-22) + unit * exact.abs() + 2.0**-40
+    wrong = ~((got - exact).abs() <= limit)
+    if wrong.any():
+        head, dim = (int(x) for x in wrong.nonzero()[0])
+        raise Broken(
+            ("at", where),
+            (f"query head {head}, dimension {dim}", f"got {float(got[head, dim]):.8g}, want {float(exact[head, dim]):.8g} "
+             f"± {float(limit[head, dim]):.3g}"),
+            ("wrong", f"{int(wrong.sum())} of {wrong.numel()} elements of this row"),
+        )  # fmt: skip
+    return float(((got - exact).abs() / limit).max())
+
+
+def normal_rows(generator: np.random.Generator, count: int, heads: int, head_dim: int, dtype: torch.dtype) -> torch.Tensor:
+    return round_to(torch.from_numpy(generator.standard_normal((count, heads, head_dim))).float(), dtype)

@@ -1,0 +1,103 @@
+"""DEC: one query per sequence, through the block table."""
+
+import functools
+from dataclasses import replace
+
+import pytest
+from hypothesis import strategies as st
+
+from conformance.cases.attention import WIDE_GROUP_SIZES, AttentionCase, Limits, attention_cases
+from conformance.checks.claims import check_empty_rows, check_nan_tail
+from conformance.checks.empties import check_empties, check_unchanged
+from conformance.checks.extremes import ORDERS, SCALES, check_extremes, check_scale
+from conformance.checks.influence import check_large_pool, check_neighbours, check_surroundings
+from conformance.checks.read_sets import check_pairing, check_read_set
+from conformance.checks.values import QUERY_SCALES, check_values
+from conformance.judge import Judge
+
+DECODE = "decode_attention"
+
+
+def limits(judge: Judge) -> Limits:
+    return Limits(context=4096, sequences=6, elements=1_000_000) if judge.is_cuda else Limits()
+
+
+def cases(judge: Judge, **more: object) -> st.SearchStrategy[AttentionCase]:
+    return attention_cases(judge.capabilities, decode=True, limits=limits(judge), **more)  # type: ignore[arg-type]
+
+
+@pytest.mark.clause("DEC-1", function=DECODE)
+def test_decode_attention_reads(judge: Judge) -> None:
+    judge.for_all(cases(judge), functools.partial(check_read_set, judge), examples=60)
+
+
+@pytest.mark.clause("DEC-1", function=DECODE)
+def test_decode_attention_pairs_keys_with_values(judge: Judge) -> None:
+    judge.for_all(cases(judge), functools.partial(check_pairing, judge), examples=40)
+
+
+@pytest.mark.clause("DEC-2", function=DECODE)
+def test_decode_attention_values(judge: Judge) -> None:
+    judge.for_all(
+        st.tuples(cases(judge), st.sampled_from(QUERY_SCALES)), lambda drawn: check_values(judge, *drawn), examples=50
+    )
+
+
+@pytest.mark.clause("DEC-3", function=DECODE)
+def test_decode_attention_surroundings(judge: Judge) -> None:
+    judge.for_all(cases(judge), functools.partial(check_surroundings, judge), examples=12)
+
+
+@pytest.mark.clause("DEC-3", function=DECODE)
+def test_decode_attention_in_a_large_pool(judge: Judge) -> None:
+    small = cases(judge, kv_heads=(1,), strided=False).map(large_pool)
+    judge.for_all(small, functools.partial(check_large_pool, judge), examples=4)
+
+
+def large_pool(case: AttentionCase) -> AttentionCase:
+    """Small rows in more blocks than 16 bits count."""
+    return replace(case, spare_blocks=max(2, 2_000_000 // (case.block_size * case.head_dim)), cache_layout="plain")
+
+
+@pytest.mark.clause("DEC-5", function=DECODE)
+def test_decode_attention_neighbours(judge: Judge) -> None:
+    wide = Limits(context=limits(judge).context, sequences=64 if judge.is_cuda else 40, elements=limits(judge).elements // 4)
+    drawn = attention_cases(judge.capabilities, decode=True, limits=wide, min_sequences=2, group_sizes=(1, 2), kv_heads=(1, 2))
+    judge.for_all(drawn, functools.partial(check_neighbours, judge), examples=8)
+
+
+@pytest.mark.clause("DEC-6", function=DECODE)
+def test_decode_attention_groups(judge: Judge) -> None:
+    judge.for_all(cases(judge, group_sizes=WIDE_GROUP_SIZES), functools.partial(check_read_set, judge), examples=30)
+
+
+@pytest.mark.clause("DEC-7", function=DECODE)
+def test_decode_attention_extreme_scores(judge: Judge) -> None:
+    drawn = st.tuples(cases(judge), st.sampled_from(ORDERS), st.sampled_from([0.0, 1e6, -1e6]))
+    judge.for_all(drawn, lambda case: check_extremes(judge, *case), examples=40)
+
+
+@pytest.mark.clause("DEC-7", function=DECODE)
+def test_decode_attention_scales(judge: Judge) -> None:
+    drawn = st.tuples(cases(judge), st.sampled_from(SCALES)).map(lambda pair: replace(pair[0], scale=pair[1]))
+    judge.for_all(drawn, functools.partial(check_scale, judge), examples=16)
+
+
+@pytest.mark.clause("DEC-8", function=DECODE)
+def test_decode_attention_with_empty_rows(judge: Judge) -> None:
+    judge.for_all(cases(judge, empties=True), functools.partial(check_empties, judge), examples=40)
+
+
+@pytest.mark.clause("DEC-9", function=DECODE)
+def test_decode_attention_leaves_everything_alone(judge: Judge) -> None:
+    judge.for_all(st.tuples(cases(judge), cases(judge)), lambda pair: check_unchanged(judge, *pair), examples=20)
+
+
+@pytest.mark.clause("CLAIM-1", function=DECODE)
+def test_decode_attention_nan_tail(judge: Judge) -> None:
+    judge.for_all(cases(judge), functools.partial(check_nan_tail, judge), examples=30)
+
+
+@pytest.mark.clause("CLAIM-2", function=DECODE)
+def test_decode_attention_empty_rows_are_zero(judge: Judge) -> None:
+    judge.for_all(cases(judge, empties=True), functools.partial(check_empty_rows, judge), examples=15)

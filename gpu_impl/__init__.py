@@ -1,0 +1,39 @@
+"""The optimized path of the contract: Triton kernels, device-side batches, a fused sampler. Same names as `reference`.
+
+Without a GPU the kernels run on the CPU through Triton's interpreter: TRITON_INTERPRET=1 is set here, before triton is imported, unless
+it is set already. FlashAttention 2, 3 and 4 stand behind the same two attention functions in `gpu_impl.flash`.
+"""
+
+import os
+from collections.abc import Mapping
+
+import torch
+
+if not torch.cuda.is_available():
+    os.environ.setdefault("TRITON_INTERPRET", "1")
+
+from gpu_impl.attention import HEAD_DIMS, decode_attention, prefill_attention
+from gpu_impl.batches import compute_slot_mapping, prepare_decode, prepare_prefill
+from gpu_impl.logits import last_token_logits, parallel_logits
+from gpu_impl.sampling import sample
+from gpu_impl.store import store_kvcache
+
+CAPABILITIES: Mapping[str, object] = {
+    "dtypes": (torch.float32, torch.float16, torch.bfloat16),
+    "head_dims": HEAD_DIMS,
+    "float32_products": "ieee",
+    "claims": ("deterministic", "cuda_graph", "nan_tail", "empty_zero", "spare_blocks"),
+}
+
+__all__ = [
+    "CAPABILITIES",
+    "compute_slot_mapping",
+    "decode_attention",
+    "last_token_logits",
+    "parallel_logits",
+    "prefill_attention",
+    "prepare_decode",
+    "prepare_prefill",
+    "sample",
+    "store_kvcache",
+]

@@ -1,0 +1,265 @@
+"""Paged attention in Triton: prefill (FlashAttention's online softmax over tiles) and decode (split-KV, the query group packed in a tile).
+
+Both walk the block table in the kernel and read no length on the host. Papers: FlashAttention-2 (arXiv 2307.08691), Flash-Decoding
+(crfm.stanford.edu/2023/10/12/flashdecoding.html), PagedAttention (arXiv 2309.06180). The kernels are in `gpu_impl.attention_kernels`.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+import torch
+
+from gpu_impl.attention_kernels import combine_kernel, decode_kernel, prefill_kernel
+from gpu_impl.launch import INTERPRET, ceil_div, num_multiprocessors, on_device_of, power_of_two, require, require_one_device
+
+DTYPES = (torch.float32, torch.float16, torch.bfloat16)
+HEAD_DIMS = range(1, 257)
+
+
+class Tile(NamedTuple):
+    """How a kernel is cut: rows and keys of a program's tile, warps of a program, loads in flight."""
+
+    block_m: int
+    block_n: int
+    num_warps: int
+    num_stages: int
+
+
+def prefill_attention(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    *,
+    cu_seqlens_q: torch.Tensor,
+    cu_seqlens_k: torch.Tensor,
+    max_seqlen_q: int,
+    max_seqlen_k: int,
+    scale: float,
+    block_tables: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """(T, Hq, D): causal attention of each sequence's query tokens over its keys, aligned bottom-right (clauses PRE-1...9).
+
+    q: (T, Hq, D); k, v: (T_k, Hk, D) end to end as cu_seqlens_k says, or, with block_tables (B, M), the caches (N, S, Hk, D). Any strides.
+    Row t of a sequence with q_len queries and k_len keys sees positions 0 ... k_len - q_len + t; a row that sees nothing is 0. Raises
+    ValueError for shapes, dtypes and devices that do not fit, NotImplementedError for a dtype or head dimension outside CAPABILITIES.
+    """
+    paged = block_tables is not None
+    require(q.dim() == 3, f"q has shape {tuple(q.shape)}, it must be (T, Hq, D)")
+    require(k.dim() == 3 + paged, f"k has shape {tuple(k.shape)}, it must be {'(N, S, Hk, D)' if paged else '(T_k, Hk, D)'}")
+    require_heads(q, k, v, scale)
+    num_seqs = cu_seqlens_q.shape[0] - 1
+    require(
+        cu_seqlens_q.shape == cu_seqlens_k.shape and num_seqs >= 0,
+        f"cu_seqlens_q has shape {tuple(cu_seqlens_q.shape)}, cu_seqlens_k {tuple(cu_seqlens_k.shape)}, both must be (B+1,)",
+    )
+    tensors = {"q": q, "k": k, "v": v, "cu_seqlens_q": cu_seqlens_q, "cu_seqlens_k": cu_seqlens_k}
+    if block_tables is not None:
+        require_tables(block_tables, num_seqs)
+        tensors["block_tables"] = block_tables
+    require_one_device(**tensors)
+    num_tokens, num_heads, head_dim = q.shape
+    out = _new_out(q)
+    if num_tokens == 0 or num_seqs == 0 or max_seqlen_q == 0:
+        return out.zero_().to(q.dtype)
+    num_kv_heads, block_size = k.shape[-2], k.shape[1] if paged else 1
+    group_size = num_heads // num_kv_heads
+    # a short chunk packs the query heads of a group into one tile, so that their keys are read once
+    pack = INTERPRET or max_seqlen_q * group_size <= 64
+    rows = max_seqlen_q * group_size if pack else max_seqlen_q
+    tile = prefill_tile(rows, max_seqlen_k, head_dim, q.dtype)
+    num_programs = ceil_div(rows, tile.block_m) * num_seqs * (num_kv_heads if pack else num_heads)
+    with on_device_of(q):
+        prefill_kernel[(num_programs,)](
+            _readable(q),
+            _readable(k),
+            _readable(v),
+            out,
+            cu_seqlens_q,
+            cu_seqlens_k,
+            cu_seqlens_q if block_tables is None else block_tables,  # without tables the kernel does not look
+            scale * math.log2(math.e),
+            num_seqs,
+            num_heads,
+            group_size,
+            block_size,
+            *q.stride(),
+            *(k.stride() if paged else (0, *k.stride())),
+            *(v.stride() if paged else (0, *v.stride())),
+            *out.stride()[:2],
+            *(block_tables.stride() if block_tables is not None else (0, 0)),
+            cu_seqlens_q.stride(0),
+            cu_seqlens_k.stride(0),
+            PAGED=paged,
+            PACK=pack,
+            SAME_STRIDES=k.stride() == v.stride(),
+            BLOCK_SIZE=known_block_size(block_size),
+            HEAD_DIM=head_dim,
+            BLOCK_M=tile.block_m,
+            BLOCK_N=tile.block_n,
+            BLOCK_D=max(16, power_of_two(head_dim)),
+            WIDEN=INTERPRET and q.dtype == torch.bfloat16,
+            num_warps=tile.num_warps,
+            num_stages=tile.num_stages,
+        )
+    return out.to(q.dtype)
+
+
+def decode_attention(
+    q: torch.Tensor,
+    k_cache: torch.Tensor,
+    v_cache: torch.Tensor,
+    *,
+    context_lens: torch.Tensor,
+    block_tables: torch.Tensor,
+    scale: float,
+) -> torch.Tensor:
+    """(B, Hq, D): one query per sequence over the first context_lens[i] positions of its table (clauses DEC-1...9).
+
+    q: (B, Hq, D); k_cache, v_cache: (N, S, Hk, D); context_lens: (B,); block_tables: (B, M), spare columns and blocks are never read. Any
+    strides. A row of context 0 is 0. The launch depends on shapes alone, so that a CUDA graph may replay it with other lengths. Raises
+    ValueError for shapes, dtypes and devices that do not fit, NotImplementedError for a dtype or head dimension outside CAPABILITIES.
+    """
+    require(q.dim() == 3, f"q has shape {tuple(q.shape)}, it must be (B, Hq, D)")
+    require(k_cache.dim() == 4, f"k_cache has shape {tuple(k_cache.shape)}, it must be (N, S, Hk, D)")
+    require_heads(q, k_cache, v_cache, scale)
+    num_seqs, num_heads, head_dim = q.shape
+    require(context_lens.shape == (num_seqs,), f"q has {num_seqs} rows, context_lens has shape {tuple(context_lens.shape)}")
+    require_tables(block_tables, num_seqs)
+    require_one_device(q=q, k_cache=k_cache, v_cache=v_cache, context_lens=context_lens, block_tables=block_tables)
+    block_size, num_kv_heads = k_cache.shape[1:3]
+    longest = block_tables.shape[1] * block_size
+    out = _new_out(q)
+    if num_seqs == 0 or longest == 0:
+        return out.zero_().to(q.dtype)
+    group_size = num_heads // num_kv_heads
+    tile = decode_tile(group_size, longest, head_dim, q.dtype)
+    num_splits = decode_splits(num_seqs * num_kv_heads, ceil_div(longest, tile.block_n), q.device)
+    block_d = max(16, power_of_two(head_dim))
+    if num_splits > 1:
+        partial = torch.empty((num_seqs, num_heads, num_splits, head_dim), dtype=torch.float32, device=q.device)
+        partial_max, partial_sum = torch.empty((2, num_seqs, num_heads, num_splits), dtype=torch.float32, device=q.device)
+    else:
+        partial = partial_max = partial_sum = out  # neither written nor read
+    with on_device_of(q):
+        decode_kernel[(num_seqs * num_kv_heads * num_splits,)](
+            _readable(q),
+            _readable(k_cache),
+            _readable(v_cache),
+            out,
+            partial,
+            partial_max,
+            partial_sum,
+            context_lens,
+            block_tables,
+            scale * math.log2(math.e),
+            num_kv_heads,
+            group_size,
+            block_size,
+            *q.stride(),
+            *k_cache.stride(),
+            *v_cache.stride(),
+            *out.stride()[:2],
+            *block_tables.stride(),
+            context_lens.stride(0),
+            NUM_SPLITS=num_splits,
+            SAME_STRIDES=k_cache.stride() == v_cache.stride(),
+            BLOCK_SIZE=known_block_size(block_size),
+            HEAD_DIM=head_dim,
+            BLOCK_M=tile.block_m,
+            BLOCK_N=tile.block_n,
+            BLOCK_D=block_d,
+            WIDEN=INTERPRET and q.dtype == torch.bfloat16,
+            num_warps=tile.num_warps,
+            num_stages=tile.num_stages,
+        )
+        if num_splits > 1:
+            combine_kernel[(num_seqs * num_heads,)](
+                out,
+                partial,
+                partial_max,
+                partial_sum,
+                context_lens,
+                num_heads,
+                *out.stride()[:2],
+                context_lens.stride(0),
+                NUM_SPLITS=num_splits,
+                BLOCK_SPLITS=power_of_two(num_splits),
+                HEAD_DIM=head_dim,
+                BLOCK_N=tile.block_n,
+                BLOCK_D=block_d,
+                num_warps=4,
+            )
+    return out.to(q.dtype)
+
+
+def prefill_tile(rows: int, max_seqlen_k: int, head_dim: int, dtype: torch.dtype) -> Tile:
+    if INTERPRET:
+        return Tile(min(power_of_two(rows), 256), min(power_of_two(max(max_seqlen_k, 1)), 512), 4, 1)
+    if dtype == torch.float32:  # IEEE products run on the plain cores, from registers
+        return Tile(16 if rows <= 16 else 32, 32, 4, 1)
+    block_m = 16 if rows <= 16 else 64 if rows <= 64 else 128
+    if head_dim > 128:
+        return Tile(block_m, 64, 8 if block_m == 128 else 4, 2)
+    if head_dim > 64:
+        return Tile(block_m, 128 if block_m == 128 else 64, 8 if block_m == 128 else 4, 2)
+    return Tile(block_m, 128 if block_m == 128 else 64, 8 if block_m == 128 else 4, 3)
+
+
+def decode_tile(group_size: int, longest: int, head_dim: int, dtype: torch.dtype) -> Tile:
+    if INTERPRET:
+        return Tile(power_of_two(group_size), min(power_of_two(longest), 1024), 4, 1)
+    block_m = max(16, power_of_two(group_size))
+    if dtype == torch.float32:
+        return Tile(block_m, 32, 4, 1)
+    return Tile(block_m, 64, 4, 3 if head_dim <= 128 else 2)
+
+
+def decode_splits(num_groups: int, num_tiles: int, device: torch.device) -> int:
+    """Programs per (sequence, kv head): enough to fill the device, from shapes alone. Splits that a short context leaves empty return."""
+    if INTERPRET:
+        return min(num_tiles, 4)
+    wanted = ceil_div(4 * num_multiprocessors(device), num_groups)
+    return max(1, min(wanted, num_tiles, 64))
+
+
+def known_block_size(block_size: int) -> int:
+    """S as a compile-time constant where engines use it often, which turns // into a shift; 0 keeps it a run-time number."""
+    return block_size if block_size in (16, 32, 64, 128, 256) else 0
+
+
+def require_heads(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scale: float) -> None:
+    """Heads, head dimension, dtype and scale fit each other and these kernels."""
+    num_heads, head_dim = q.shape[-2:]
+    require(k.shape == v.shape, f"keys have shape {tuple(k.shape)}, values {tuple(v.shape)}")
+    num_kv_heads = k.shape[-2]
+    require(
+        num_kv_heads > 0 and num_heads % num_kv_heads == 0,
+        f"{num_heads} query heads are no multiple of {num_kv_heads} key/value heads",
+    )
+    require(k.shape[-1] == head_dim, f"q has head dimension {head_dim}, keys have {k.shape[-1]}")
+    require(q.dtype == k.dtype == v.dtype, f"q is {q.dtype}, keys are {k.dtype}, values {v.dtype}")
+    require(0 < scale < math.inf, f"scale is {scale}, it must be positive and finite")
+    if q.dtype not in DTYPES:
+        raise NotImplementedError(f"attention takes float32, float16 and bfloat16, q is {q.dtype}")
+    if head_dim not in HEAD_DIMS:
+        raise NotImplementedError(f"attention takes head dimensions {HEAD_DIMS[0]} to {HEAD_DIMS[-1]}, q has {head_dim}")
+
+
+def require_tables(block_tables: torch.Tensor, num_seqs: int) -> None:
+    require(
+        block_tables.dim() == 2 and block_tables.shape[0] == num_seqs,
+        f"block_tables has shape {tuple(block_tables.shape)}, it must be ({num_seqs}, M)",
+    )
+
+
+def _readable(tensor: torch.Tensor) -> torch.Tensor:
+    """The interpreter takes bfloat16 bits for integers, so it is handed them as such."""
+    return tensor.view(torch.int16) if INTERPRET and tensor.dtype == torch.bfloat16 else tensor
+
+
+def _new_out(q: torch.Tensor) -> torch.Tensor:
+    """(T, Hq, D) contiguous; float32 in the interpreter for bfloat16, whose rounding there is wrong."""
+    dtype = torch.float32 if INTERPRET and q.dtype == torch.bfloat16 else q.dtype
+    return torch.empty(q.shape, dtype=dtype, device=q.device)

@@ -1,0 +1,238 @@
+"""The Triton kernels behind `gpu_impl.attention`. All of them share one loop, `attend`, over tiles of keys and values.
+
+WIDEN is set in the interpreter alone, for bfloat16, of which it has no arithmetic: the operands come in as int16 bits, the high half of a
+float32, and are shifted into one when they are loaded. A call of a jit function costs the interpreter about as much as ten operations
+(`tl.zeros`, `tl.cdiv` and small helpers are such functions), hence `tl.full`, spelled-out ceilings and no helper for that shift.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def attend(
+    acc, row_max, row_sum, q, last_visible, start, end, k, v, table,
+    key_start, key_len, scale_log2, block_size,
+    stride_kn, stride_ks, stride_kd, stride_vn, stride_vs, stride_vd, stride_tm,
+    PAGED: tl.constexpr, MASKED: tl.constexpr, SAME_STRIDES: tl.constexpr, BLOCK_SIZE: tl.constexpr,
+    HEAD_DIM: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr, WIDEN: tl.constexpr,
+):  # fmt: skip
+    """Online softmax over keys [start, end), a tile at a time. Without MASKED each of them is visible to every row of q."""
+    dim = tl.arange(0, BLOCK_D)
+    for n in range(start, end, BLOCK_N):
+        position = n + tl.arange(0, BLOCK_N)
+        in_seq = position < key_len
+        if PAGED:
+            if BLOCK_SIZE > 0 and BLOCK_SIZE % BLOCK_N == 0:
+                # the tile lies in one block
+                block = tl.load(table + (n // BLOCK_SIZE) * stride_tm).to(tl.int64)
+                offset = (position % BLOCK_SIZE).to(tl.int64)
+            else:
+                size = BLOCK_SIZE if BLOCK_SIZE > 0 else block_size
+                column = position // size
+                if MASKED:
+                    block = tl.load(table + column * stride_tm, mask=in_seq, other=0).to(tl.int64)
+                else:
+                    block = tl.load(table + column * stride_tm).to(tl.int64)
+                offset = (position % size).to(tl.int64)
+        else:
+            block = 0
+            offset = (key_start + position).to(tl.int64)
+        k_element = (block * stride_kn + offset * stride_ks)[:, None] + (dim * stride_kd)[None, :]
+        k_ptr = k + k_element
+        if SAME_STRIDES:
+            v_ptr = v + k_element
+        else:
+            v_ptr = v + ((block * stride_vn + offset * stride_vs)[:, None] + (dim * stride_vd)[None, :])
+        # slots past the sequence may hold NaN: neither K nor V of them may be loaded, 0 * NaN is NaN
+        if MASKED:
+            loaded = in_seq[:, None] & (dim < HEAD_DIM)[None, :]
+            k_tile = tl.load(k_ptr, mask=loaded, other=0)
+            v_tile = tl.load(v_ptr, mask=loaded, other=0)
+        elif HEAD_DIM == BLOCK_D:
+            k_tile = tl.load(k_ptr)
+            v_tile = tl.load(v_ptr)
+        else:
+            k_tile = tl.load(k_ptr, mask=(dim < HEAD_DIM)[None, :], other=0)
+            v_tile = tl.load(v_ptr, mask=(dim < HEAD_DIM)[None, :], other=0)
+        if WIDEN:
+            k_tile = (k_tile.to(tl.int32) << 16).to(tl.float32, bitcast=True)
+            v_tile = (v_tile.to(tl.int32) << 16).to(tl.float32, bitcast=True)
+        scores = tl.dot(q, tl.trans(k_tile), input_precision="ieee")
+        if MASKED:
+            scores = tl.where(position[None, :] <= last_visible[:, None], scores, float("-inf"))
+        new_max = tl.maximum(row_max, tl.max(scores, 1) * scale_log2)
+        # a row that has seen nothing yet keeps -inf, and -inf - -inf is NaN
+        shift = tl.where(new_max == float("-inf"), 0.0, new_max)
+        p = tl.exp2(scores * scale_log2 - shift[:, None])
+        decay = tl.exp2(row_max - shift)
+        row_sum = row_sum * decay + tl.sum(p, 1)
+        acc = tl.dot(p.to(v_tile.dtype), v_tile, acc * decay[:, None], input_precision="ieee")
+        row_max = new_max
+    return acc, row_max, row_sum
+
+
+@triton.jit
+def prefill_kernel(
+    q, k, v, out, cu_seqlens_q, cu_seqlens_k, block_tables, scale_log2,
+    num_seqs, num_heads, group_size, block_size,
+    stride_qt, stride_qh, stride_qd, stride_kn, stride_ks, stride_kh, stride_kd, stride_vn, stride_vs, stride_vh, stride_vd,
+    stride_ot, stride_oh, stride_tb, stride_tm, stride_cq, stride_ck,
+    PAGED: tl.constexpr, PACK: tl.constexpr, SAME_STRIDES: tl.constexpr, BLOCK_SIZE: tl.constexpr,
+    HEAD_DIM: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr, WIDEN: tl.constexpr,
+):  # fmt: skip
+    """A program takes BLOCK_M query rows of one head, or with PACK of all heads of a group, interleaved."""
+    program = tl.program_id(0)
+    # heads fastest, for the cache's sake; last rows of each sequence first, because they have the most keys
+    heads = num_heads // group_size if PACK else num_heads
+    head, seq, back = program % heads, (program // heads) % num_seqs, program // heads // num_seqs
+    query_start = tl.load(cu_seqlens_q + seq * stride_cq).to(tl.int32)
+    query_len = tl.load(cu_seqlens_q + (seq + 1) * stride_cq).to(tl.int32) - query_start
+    rows_per_token = group_size if PACK else 1
+    tile = (query_len * rows_per_token + BLOCK_M - 1) // BLOCK_M - 1 - back
+    if tile < 0:
+        return
+    key_start = tl.load(cu_seqlens_k + seq * stride_ck).to(tl.int32)
+    key_len = tl.load(cu_seqlens_k + (seq + 1) * stride_ck).to(tl.int32) - key_start
+
+    row = tile * BLOCK_M + tl.arange(0, BLOCK_M)
+    if PACK:
+        token = row // group_size
+        query_head = head * group_size + row % group_size
+        kv_head = head
+        first_token = tile * BLOCK_M // group_size
+        last_token = tl.minimum(query_len - 1, (tile * BLOCK_M + BLOCK_M - 1) // group_size)
+    else:
+        token = row
+        query_head = head + row * 0
+        kv_head = head // group_size
+        first_token = tile * BLOCK_M
+        last_token = tl.minimum(query_len - 1, tile * BLOCK_M + BLOCK_M - 1)
+    dim = tl.arange(0, BLOCK_D)
+    row_ok = (token < query_len)[:, None] & (dim < HEAD_DIM)[None, :]
+    query_row = (query_start + token).to(tl.int64)
+    q_ptr = q + (query_row * stride_qt + query_head.to(tl.int64) * stride_qh)[:, None] + (dim * stride_qd)[None, :]
+    q_tile = tl.load(q_ptr, mask=row_ok, other=0)
+    if WIDEN:
+        q_tile = (q_tile.to(tl.int32) << 16).to(tl.float32, bitcast=True)
+
+    last_visible = key_len - query_len + token
+    num_keys = tl.minimum(key_len, key_len - query_len + last_token + 1)
+    unmasked = tl.maximum(key_len - query_len + first_token + 1, 0) // BLOCK_N * BLOCK_N
+    kv_head = kv_head.to(tl.int64)
+    k_head, v_head, table = k + kv_head * stride_kh, v + kv_head * stride_vh, block_tables
+    if PAGED:
+        table = block_tables + seq.to(tl.int64) * stride_tb
+    row_max = tl.full([BLOCK_M], float("-inf"), tl.float32)
+    row_sum = tl.full([BLOCK_M], 0.0, tl.float32)
+    acc = tl.full([BLOCK_M, BLOCK_D], 0.0, tl.float32)
+    acc, row_max, row_sum = attend(
+        acc, row_max, row_sum, q_tile, last_visible, 0, unmasked, k_head, v_head, table,
+        key_start, key_len, scale_log2, block_size,
+        stride_kn, stride_ks, stride_kd, stride_vn, stride_vs, stride_vd, stride_tm,
+        PAGED, False, SAME_STRIDES, BLOCK_SIZE, HEAD_DIM, BLOCK_N, BLOCK_D, WIDEN,
+    )  # fmt: skip
+    acc, row_max, row_sum = attend(
+        acc, row_max, row_sum, q_tile, last_visible, unmasked, num_keys, k_head, v_head, table,
+        key_start, key_len, scale_log2, block_size,
+        stride_kn, stride_ks, stride_kd, stride_vn, stride_vs, stride_vd, stride_tm,
+        PAGED, True, SAME_STRIDES, BLOCK_SIZE, HEAD_DIM, BLOCK_N, BLOCK_D, WIDEN,
+    )  # fmt: skip
+    result = acc / tl.where(row_sum == 0.0, 1.0, row_sum)[:, None]
+    out_ptr = out + (query_row * stride_ot + query_head.to(tl.int64) * stride_oh)[:, None] + dim[None, :]
+    tl.store(out_ptr, result.to(out.dtype.element_ty), mask=row_ok)
+
+
+@triton.jit
+def decode_kernel(
+    q, k, v, out, partial, partial_max, partial_sum, context_lens, block_tables, scale_log2,
+    num_kv_heads, group_size, block_size,
+    stride_qb, stride_qh, stride_qd, stride_kn, stride_ks, stride_kh, stride_kd, stride_vn, stride_vs, stride_vh, stride_vd,
+    stride_ob, stride_oh, stride_tb, stride_tm, stride_c,
+    NUM_SPLITS: tl.constexpr, SAME_STRIDES: tl.constexpr, BLOCK_SIZE: tl.constexpr,
+    HEAD_DIM: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr, WIDEN: tl.constexpr,
+):  # fmt: skip
+    """A program takes one split of the keys for all query heads of one kv head. With one split it writes `out`, else the partials.
+
+    partial: (B, Hq, splits, D) float32, sums of p * v; partial_max, partial_sum: (B, Hq, splits) float32, maximum score and sum of p.
+    """
+    program = tl.program_id(0)
+    split, kv_head, seq = program % NUM_SPLITS, (program // NUM_SPLITS) % num_kv_heads, program // NUM_SPLITS // num_kv_heads
+    key_len = tl.load(context_lens + seq * stride_c).to(tl.int32)
+    num_tiles = (key_len + BLOCK_N - 1) // BLOCK_N
+    tiles_per_split = (num_tiles + NUM_SPLITS - 1) // NUM_SPLITS
+    start = split * tiles_per_split * BLOCK_N
+    end = tl.minimum(key_len, start + tiles_per_split * BLOCK_N)
+    if (start >= end) & (NUM_SPLITS > 1):
+        return
+
+    lane = tl.arange(0, BLOCK_M)
+    query_head = kv_head * group_size + lane
+    dim = tl.arange(0, BLOCK_D)
+    lane_ok = lane < group_size
+    ok = lane_ok[:, None] & (dim < HEAD_DIM)[None, :]
+    seq64, head64 = seq.to(tl.int64), query_head.to(tl.int64)
+    q_ptr = q + seq64 * stride_qb + (head64 * stride_qh)[:, None] + (dim * stride_qd)[None, :]
+    q_tile = tl.load(q_ptr, mask=ok, other=0)
+    if WIDEN:
+        q_tile = (q_tile.to(tl.int32) << 16).to(tl.float32, bitcast=True)
+
+    k_head, v_head = k + kv_head.to(tl.int64) * stride_kh, v + kv_head.to(tl.int64) * stride_vh
+    table = block_tables + seq64 * stride_tb
+    last_visible = lane * 0 + key_len - 1
+    unmasked = start + tl.maximum(end - start, 0) // BLOCK_N * BLOCK_N
+    row_max = tl.full([BLOCK_M], float("-inf"), tl.float32)
+    row_sum = tl.full([BLOCK_M], 0.0, tl.float32)
+    acc = tl.full([BLOCK_M, BLOCK_D], 0.0, tl.float32)
+    acc, row_max, row_sum = attend(
+        acc, row_max, row_sum, q_tile, last_visible, start, unmasked, k_head, v_head, table,
+        0, key_len, scale_log2, block_size,
+        stride_kn, stride_ks, stride_kd, stride_vn, stride_vs, stride_vd, stride_tm,
+        True, False, SAME_STRIDES, BLOCK_SIZE, HEAD_DIM, BLOCK_N, BLOCK_D, WIDEN,
+    )  # fmt: skip
+    acc, row_max, row_sum = attend(
+        acc, row_max, row_sum, q_tile, last_visible, unmasked, end, k_head, v_head, table,
+        0, key_len, scale_log2, block_size,
+        stride_kn, stride_ks, stride_kd, stride_vn, stride_vs, stride_vd, stride_tm,
+        True, True, SAME_STRIDES, BLOCK_SIZE, HEAD_DIM, BLOCK_N, BLOCK_D, WIDEN,
+    )  # fmt: skip
+    if NUM_SPLITS == 1:
+        result = acc / tl.where(row_sum == 0.0, 1.0, row_sum)[:, None]
+        out_ptr = out + seq64 * stride_ob + (head64 * stride_oh)[:, None] + dim[None, :]
+        tl.store(out_ptr, result.to(out.dtype.element_ty), mask=ok)
+    else:
+        num_heads = num_kv_heads * group_size
+        entry = (seq64 * num_heads + head64) * NUM_SPLITS + split
+        tl.store(partial + (entry * HEAD_DIM)[:, None] + dim[None, :], acc, mask=ok)
+        tl.store(partial_max + entry, row_max, mask=lane_ok)
+        tl.store(partial_sum + entry, row_sum, mask=lane_ok)
+
+
+@triton.jit
+def combine_kernel(
+    out, partial, partial_max, partial_sum, context_lens, num_heads, stride_ob, stride_oh, stride_c,
+    NUM_SPLITS: tl.constexpr, BLOCK_SPLITS: tl.constexpr, HEAD_DIM: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr,
+):  # fmt: skip
+    """A program joins the splits of one (sequence, head). Splits that the context left empty were never written and are not read."""
+    program = tl.program_id(0)
+    head, seq = program % num_heads, program // num_heads
+    key_len = tl.load(context_lens + seq * stride_c).to(tl.int32)
+    num_tiles = (key_len + BLOCK_N - 1) // BLOCK_N
+    tiles_per_split = (num_tiles + NUM_SPLITS - 1) // NUM_SPLITS
+    split = tl.arange(0, BLOCK_SPLITS)
+    filled = (split < NUM_SPLITS) & (split * tiles_per_split < num_tiles)
+    dim = tl.arange(0, BLOCK_D)
+    entry = program.to(tl.int64) * NUM_SPLITS + split
+    split_max = tl.load(partial_max + entry, mask=filled, other=float("-inf"))
+    split_sum = tl.load(partial_sum + entry, mask=filled, other=0.0)
+    sums = tl.load(
+        partial + (entry * HEAD_DIM)[:, None] + dim[None, :], mask=filled[:, None] & (dim < HEAD_DIM)[None, :], other=0.0
+    )
+    largest = tl.max(split_max, 0)
+    weight = tl.exp2(split_max - tl.where(largest == float("-inf"), 0.0, largest))
+    total = tl.sum(weight * split_sum, 0)
+    result = tl.sum(weight[:, None] * sums, 0) / tl.where(total == 0.0, 1.0, total)
+    out_ptr = out + seq.to(tl.int64) * stride_ob + head.to(tl.int64) * stride_oh + dim
+    tl.store(out_ptr, result.to(out.dtype.element_ty), mask=dim < HEAD_DIM)
