@@ -207,6 +207,14 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
     verdicts = clause_verdicts(_tests, config.stash[waivers_key])
     if session.exitstatus in (pytest.ExitCode.OK, pytest.ExitCode.TESTS_FAILED) and verdicts:
         session.exitstatus = pytest.ExitCode.OK if all(v.holds for v in verdicts) else pytest.ExitCode.TESTS_FAILED
+    header = {
+        "implementation": config.getoption("--impl"),
+        "device": device_name(config.stash[implementation_key].device),
+        "effort": config.getoption("--effort"),
+        "seed": int(config.getoption("--seed")),
+        "seconds": round(time.monotonic() - config.stash[started_key], 2),
+    }
+    write_json(Path(config.getoption("--verdict-json")), verdicts, header)
 
 
 def pytest_terminal_summary(terminalreporter: Any, exitstatus: int, config: pytest.Config) -> None:
@@ -222,6 +230,3 @@ def pytest_terminal_summary(terminalreporter: Any, exitstatus: int, config: pyte
     terminalreporter.section("verdict")
     for line in summary_lines(verdicts, title):
         terminalreporter.write_line(line)
-    header = {"implementation": implementation.name, "device": device_name(implementation.device), "seconds": round(seconds, 2),
-              "effort": config.getoption("--effort"), "seed": int(config.getoption("--seed"))}  # fmt: skip
-    write_json(Path(config.getoption("--verdict-json")), verdicts, header)

@@ -105,6 +105,7 @@ class Judge:
             if not self.record.examples_to_failure:
                 self.record.examples_to_failure = self.record.examples
                 self.record.seconds_to_failure = time.monotonic() - self._started
+            self.record.case_size = size_of(case)
             raise
 
     def _seed_of(self, check: Callable[..., Any]) -> int:
@@ -135,6 +136,14 @@ class Judge:
         """Remember the largest error / budget of a dtype."""
         name = str(dtype).removeprefix("torch.")
         self.record.worst_budget[name] = max(self.record.worst_budget.get(name, 0.0), share)
+
+
+def size_of(case: Any) -> int:
+    """Tokens of a case: how small shrinking made it."""
+    for part in case if isinstance(case, tuple) else (case,):
+        if hasattr(part, "size"):
+            return int(part.size())
+    return 0
 
 
 def unchanged_clause(function: str) -> str:

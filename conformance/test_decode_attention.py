@@ -7,7 +7,7 @@ import pytest
 from hypothesis import strategies as st
 
 from conformance.cases.attention import WIDE_GROUP_SIZES, AttentionCase, Limits, attention_cases
-from conformance.checks.claims import check_empty_rows, check_nan_tail
+from conformance.checks.claims import check_bad_table, check_empty_rows, check_nan_tail
 from conformance.checks.empties import check_empties, check_unchanged
 from conformance.checks.extremes import ORDERS, SCALES, check_extremes, check_scale
 from conformance.checks.influence import check_large_pool, check_neighbours, check_surroundings
@@ -101,3 +101,8 @@ def test_decode_attention_nan_tail(judge: Judge) -> None:
 @pytest.mark.clause("CLAIM-2", function=DECODE)
 def test_decode_attention_empty_rows_are_zero(judge: Judge) -> None:
     judge.for_all(cases(judge, empties=True), functools.partial(check_empty_rows, judge), examples=15)
+
+
+@pytest.mark.clause("CLAIM-4", function=DECODE)
+def test_decode_attention_checks_its_tables(judge: Judge) -> None:
+    judge.for_all(cases(judge), functools.partial(check_bad_table, judge), examples=8)

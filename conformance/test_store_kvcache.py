@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from conformance.cases.stores import SKIPS, STRIDED_LAYOUTS, stores
+from conformance.checks.claims import check_bad_slots
 from conformance.checks.store import check_store
 from conformance.judge import Judge
 
@@ -40,3 +41,8 @@ def test_store_kvcache_index_dtypes_and_odd_rows(judge: Judge) -> None:
         functools.partial(check_store, judge),
         examples=60,
     )
+
+
+@pytest.mark.clause("CLAIM-4", function="store_kvcache")
+def test_store_kvcache_checks_its_slots(judge: Judge) -> None:
+    judge.for_all(stores(judge.capabilities), functools.partial(check_bad_slots, judge), examples=8)

@@ -114,14 +114,12 @@ def write_json(path: Path, verdicts: list[ClauseVerdict], header: dict[str, Any]
 def render_finding(clause: Clause, finding: Finding, implementation: str, device: str, function: str) -> str:
     """A failure on one screen, for someone who has never opened this repository."""
     lines = [f"FAIL  {clause.id}  {clause.sentence}", ""]
-    case = finding.case
-    if case is not None and hasattr(case, "headline"):
-        lines.append("  " + case.headline(implementation, device))
-    else:
-        lines.append(f"  {implementation}.{function}   {device}")
-    if case is not None and hasattr(case, "literals"):
-        shown = case.literals()
-        lines += labelled([("shrunk to", f"{shown[0][0]} {shown[0][1]}"), *[("", f"{label} {text}") for label, text in shown[1:]]])
+    parts = finding.case if isinstance(finding.case, tuple) else (finding.case,)
+    shown = [pair for part in parts for pair in (part.literals() if hasattr(part, "literals") else [("with", repr(part))] if part is not None else [])]
+    headlines = [part.headline(implementation, device) for part in parts if hasattr(part, "headline")]
+    lines.append("  " + (headlines[0] if headlines else f"{implementation}.{function}   {device}"))
+    if shown:
+        lines += labelled([("shrunk to", " ".join(shown[0])), *[("", " ".join(pair)) for pair in shown[1:]]])
     lines += labelled([(label, text) for label, text in finding.facts])
     if finding.likely:
         lines += labelled([("likely", finding.likely)])

@@ -65,8 +65,7 @@ def prefill_attention(
         return out.zero_().to(q.dtype)
     num_kv_heads, block_size = k.shape[-2], k.shape[1] if paged else 1
     group_size = num_heads // num_kv_heads
-    # a short chunk packs the query heads of a group into one tile, so that their keys are read once
-    pack = INTERPRET or max_seqlen_q * group_size <= 64
+    pack = packs_group(max_seqlen_q, group_size)
     rows = max_seqlen_q * group_size if pack else max_seqlen_q
     tile = prefill_tile(rows, max_seqlen_k, head_dim, q.dtype)
     num_programs = ceil_div(rows, tile.block_m) * num_seqs * (num_kv_heads if pack else num_heads)
@@ -135,7 +134,8 @@ def decode_attention(
         return out.zero_().to(q.dtype)
     group_size = num_heads // num_kv_heads
     tile = decode_tile(group_size, longest, head_dim, q.dtype)
-    num_splits = decode_splits(num_seqs * num_kv_heads, ceil_div(longest, tile.block_n), q.device)
+    num_groups = num_seqs * num_kv_heads * ceil_div(group_size, tile.block_m)
+    num_splits = decode_splits(num_groups, ceil_div(longest, tile.block_n), q.device)
     block_d = max(16, power_of_two(head_dim))
     if num_splits > 1:
         partial = torch.empty((num_seqs, num_heads, num_splits, head_dim), dtype=torch.float32, device=q.device)
@@ -143,7 +143,7 @@ def decode_attention(
     else:
         partial = partial_max = partial_sum = out  # neither written nor read
     with on_device_of(q):
-        decode_kernel[(num_seqs * num_kv_heads * num_splits,)](
+        decode_kernel[(num_groups * num_splits,)](
             _readable(q),
             _readable(k_cache),
             _readable(v_cache),
@@ -194,11 +194,16 @@ def decode_attention(
     return out.to(q.dtype)
 
 
+def packs_group(max_seqlen_q: int, group_size: int) -> bool:
+    """A short chunk packs the query heads of a group into one tile, so that their keys are read once."""
+    return INTERPRET or max_seqlen_q * group_size <= 64
+
+
 def prefill_tile(rows: int, max_seqlen_k: int, head_dim: int, dtype: torch.dtype) -> Tile:
     if INTERPRET:
         return Tile(min(power_of_two(rows), 256), min(power_of_two(max(max_seqlen_k, 1)), 512), 4, 1)
-    if dtype == torch.float32:  # IEEE products run on the plain cores, from registers
-        return Tile(16 if rows <= 16 else 32, 32, 4, 1)
+    if dtype == torch.float32:  # IEEE products run on the plain cores out of registers, which large tiles would spill
+        return Tile(16 if rows <= 16 or head_dim > 64 else 32, 32, 4 if head_dim <= 64 else 8, 1)
     block_m = 16 if rows <= 16 else 64 if rows <= 64 else 128
     if head_dim > 128:
         return Tile(block_m, 64, 8 if block_m == 128 else 4, 2)
@@ -210,9 +215,9 @@ def prefill_tile(rows: int, max_seqlen_k: int, head_dim: int, dtype: torch.dtype
 def decode_tile(group_size: int, longest: int, head_dim: int, dtype: torch.dtype) -> Tile:
     if INTERPRET:
         return Tile(power_of_two(group_size), min(power_of_two(longest), 1024), 4, 1)
-    block_m = max(16, power_of_two(group_size))
     if dtype == torch.float32:
-        return Tile(block_m, 32, 4, 1)
+        return Tile(16, 32, 4 if head_dim <= 64 else 8, 1)
+    block_m = min(max(16, power_of_two(group_size)), 64)
     return Tile(block_m, 64, 4, 3 if head_dim <= 128 else 2)
 
 

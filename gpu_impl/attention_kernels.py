@@ -66,8 +66,11 @@ def attend(
         new_max = tl.maximum(row_max, tl.max(scores, 1) * scale_log2)
         # a row that has seen nothing yet keeps -inf, and -inf - -inf is NaN
         shift = tl.where(new_max == float("-inf"), 0.0, new_max)
-        p = tl.exp2(scores * scale_log2 - shift[:, None])
         decay = tl.exp2(row_max - shift)
+        if v_tile.dtype == tl.float16:
+            # float16 has few binades under 1: weights up to 2**14 keep small ones out of its subnormals, the division at the end cancels it
+            shift -= 14.0
+        p = tl.exp2(scores * scale_log2 - shift[:, None])
         row_sum = row_sum * decay + tl.sum(p, 1)
         acc = tl.dot(p.to(v_tile.dtype), v_tile, acc * decay[:, None], input_precision="ieee")
         row_max = new_max
@@ -154,12 +157,15 @@ def decode_kernel(
     NUM_SPLITS: tl.constexpr, SAME_STRIDES: tl.constexpr, BLOCK_SIZE: tl.constexpr,
     HEAD_DIM: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr, WIDEN: tl.constexpr,
 ):  # fmt: skip
-    """A program takes one split of the keys for all query heads of one kv head. With one split it writes `out`, else the partials.
+    """A program takes one split of the keys for the query heads of one kv head, at most BLOCK_M of them.
 
+    With one split it writes `out`, else the partials.
     partial: (B, Hq, splits, D) float32, sums of p * v; partial_max, partial_sum: (B, Hq, splits) float32, maximum score and sum of p.
     """
     program = tl.program_id(0)
-    split, kv_head, seq = program % NUM_SPLITS, (program // NUM_SPLITS) % num_kv_heads, program // NUM_SPLITS // num_kv_heads
+    split, group = program % NUM_SPLITS, program // NUM_SPLITS
+    group_tiles = (group_size + BLOCK_M - 1) // BLOCK_M
+    group_tile, kv_head, seq = group % group_tiles, group // group_tiles % num_kv_heads, group // group_tiles // num_kv_heads
     key_len = tl.load(context_lens + seq * stride_c).to(tl.int32)
     num_tiles = (key_len + BLOCK_N - 1) // BLOCK_N
     tiles_per_split = (num_tiles + NUM_SPLITS - 1) // NUM_SPLITS
@@ -168,7 +174,7 @@ def decode_kernel(
     if (start >= end) & (NUM_SPLITS > 1):
         return
 
-    lane = tl.arange(0, BLOCK_M)
+    lane = group_tile * BLOCK_M + tl.arange(0, BLOCK_M)
     query_head = kv_head * group_size + lane
     dim = tl.arange(0, BLOCK_D)
     lane_ok = lane < group_size

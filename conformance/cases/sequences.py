@@ -31,6 +31,9 @@ class SequencesCase:
             )
         ]
 
+    def size(self) -> int:
+        return sum(self.lengths)
+
     def literals(self) -> list[tuple[str, str]]:
         return [
             ("block_size", str(self.block_size)),

@@ -1,0 +1,161 @@
+"""`python -m conformance.mutants`: the suite judges every mutant, and says what caught it.
+
+Each mutant is judged by pytest in a process of its own, by the same tests and the same effort as any implementation, until the first
+clause fails. Processes are forked from one that has imported everything, which is most of what a small judgement costs.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import multiprocessing
+import os
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from multiprocessing.connection import Connection, wait
+from pathlib import Path
+
+import pytest
+import torch
+from rich.console import Console
+
+from conformance.clauses import CLAUSES
+from conformance.mutants import all_mutants
+from conformance.mutants.catalogue import Mutant
+
+TESTS = Path(__file__).resolve().parent.parent
+FIRST_FILE = {
+    "BATCH": "test_batches.py", "SLOT": "test_slot_mapping.py", "KV": "test_store_kvcache.py", "PRE": "test_prefill_attention.py",
+    "DEC": "test_decode_attention.py", "STEP": "test_steps.py", "LOGIT": "test_logits.py", "SAMPLE": "test_sampling.py",
+    "CLAIM": "test_decode_attention.py",
+}  # fmt: skip
+
+
+@dataclass
+class Judgement:
+    """What became of one mutant."""
+
+    name: str
+    clause: str  # the one that its author says it breaks
+    broken: list[str]  # the clauses that failed
+    caught_by: str
+    examples: int  # until caught
+    seconds: float  # until caught
+    case_size: int  # tokens of the shrunk case
+    total_seconds: float
+
+    @property
+    def caught(self) -> bool:
+        return bool(self.broken)
+
+
+def judge(name: str, effort: str, device: str, *, until_caught: bool = True, seed: int = 0) -> Judgement:
+    """Run the suite on one mutant in this process."""
+    mutant: Mutant = all_mutants()[name]
+    started = time.monotonic()
+    with tempfile.TemporaryDirectory() as folder:
+        verdict = Path(folder) / "verdict.json"
+        files = sorted(TESTS.glob("test_*.py"), key=lambda path: (path.name != FIRST_FILE[CLAUSES[mutant.clause].family], path.name))
+        arguments = [
+            *map(str, files), "-n0", "-q", "-p", "no:cacheprovider", "-p", "no:terminalreporter", "--impl", f"conformance.mutants:{name}",
+            "--effort", effort, "--device", device, "--seed", str(seed), "--verdict-json", str(verdict), *(["-x"] if until_caught else []),
+        ]  # fmt: skip
+        pytest.main(arguments)
+        if not verdict.exists():
+            raise RuntimeError(f"the suite gave no verdict on mutant {name}: see python -m pytest conformance/ --impl conformance.mutants:{name}")
+        told = json.loads(verdict.read_text())
+    return judgement(mutant, told["clauses"], time.monotonic() - started)
+
+
+def judgement(mutant: Mutant, clauses: list[dict], total_seconds: float) -> Judgement:  # type: ignore[type-arg]  # JSON
+    broken = [clause["id"] for clause in clauses if not clause["holds"]]
+    examples, seconds, case_size = 0, 0.0, 0
+    for clause in clauses:
+        for test in clause["tests"]:
+            record = test["record"] or {}
+            if record.get("examples_to_failure"):
+                examples += record["examples_to_failure"]
+                seconds += record["seconds_to_failure"]
+                case_size = record["case_size"]
+            else:
+                examples += record.get("examples", 0)
+                seconds += test["seconds"]
+    caught_by = mutant.clause if mutant.clause in broken else (broken or [""])[0]
+    return Judgement(mutant.name, mutant.clause, broken, caught_by, examples, seconds, case_size, total_seconds)
+
+
+def in_child(answer: Connection, name: str, effort: str, device: str, until_caught: bool, seed: int) -> None:
+    torch.set_num_threads(1)
+    silence = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(silence, 1)
+    os.dup2(silence, 2)
+    answer.send(judge(name, effort, device, until_caught=until_caught, seed=seed))
+
+
+def judge_each(names: list[str], workers: int, effort: str, device: str, until_caught: bool, seed: int) -> Iterator[Judgement]:
+    """Judgements in the order of `names`, each from a process of its own, so that no mutant leaves anything behind for the next."""
+    context = multiprocessing.get_context("fork" if device == "cpu" else "spawn")
+    waiting, running, done = list(names), {}, {}
+    for name in names:
+        while name not in done:
+            while waiting and len(running) < workers:
+                started = waiting.pop(0)
+                receiver, sender = context.Pipe(duplex=False)
+                process = context.Process(target=in_child, args=(sender, started, effort, device, until_caught, seed))
+                process.start()
+                sender.close()
+                running[receiver] = (started, process)
+            for receiver in wait(list(running)):
+                ended, process = running.pop(receiver)
+                try:
+                    done[ended] = receiver.recv()
+                except EOFError:  # the mutant killed its process, which is a way of being caught
+                    done[ended] = Judgement(ended, all_mutants()[ended].clause, ["crash"], "crash", 0, 0.0, 0, 0.0)
+                process.join()
+        yield done[name]
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="python -m conformance.mutants", description=__doc__)
+    parser.add_argument("names", nargs="*", help="mutants to judge (default: all)")
+    parser.add_argument("--effort", default="default", choices=("quick", "default", "thorough"))
+    parser.add_argument("--device", default="cpu", help="cpu or cuda")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--all-clauses", action="store_true", help="do not stop at the first clause that fails, and list all that do")
+    parser.add_argument("--json", type=Path, help="where the judgements are written for other programs")
+    parser.add_argument("--workers", type=int, default=min(os.cpu_count() or 1, 8))
+    options = parser.parse_args()
+    mutants = all_mutants()
+    for name in options.names:
+        if name not in mutants:
+            print(f"there is no mutant {name!r}; python -m conformance.mutants without a name judges all {len(mutants)}", file=sys.stderr)
+            return 4
+    names = options.names or [name for name, mutant in mutants.items() if not mutant.gpu_only or options.device != "cpu"]
+    left_out = [name for name, mutant in mutants.items() if name not in names] if not options.names else []
+    console = Console(width=170, highlight=False)
+    console.print(f"{'mutant':<46} {'breaks':<9} {'caught by':<26} {'examples':>8} {'seconds':>8} {'case':>6}")
+    judgements = []
+    for told in judge_each(names, options.workers, options.effort, options.device, not options.all_clauses, options.seed):
+        judgements.append(told)
+        by = ", ".join(told.broken[:6]) if told.caught else "LIVES"
+        console.print(
+            f"{told.name:<46} {told.clause:<9} {by:<26} {told.examples:>8} {told.seconds:>8.2f} {told.case_size:>6}",
+            style=None if told.caught else "bold red",
+        )
+    caught = [told for told in judgements if told.caught]
+    if options.json:
+        options.json.write_text(json.dumps([asdict(told) for told in judgements], indent=1))
+    for name in left_out:
+        console.print(f"{name:<46} {mutants[name].clause:<9} shows on a GPU only: not judged here")
+    if caught:
+        console.print(f"median {statistics.median(told.seconds for told in caught):.2f} s until caught")
+    console.print(f"{len(caught)} of {len(judgements)} caught")
+    return 0 if len(caught) == len(judgements) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

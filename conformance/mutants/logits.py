@@ -1,0 +1,126 @@
+"""Faults of last-token gathers and of split vocabularies (clauses LOGIT-1...5)."""
+
+from __future__ import annotations
+
+import torch
+import torch.distributed as dist
+
+from conformance.mutants.catalogue import mutant
+from conformance.mutants.sound_logits import SoundLogits
+
+sound = SoundLogits()
+
+# --- which row --------------------------------------------------------------------------------------------------------------------------
+
+
+@mutant("LOGIT-1", replaces="prefill_rows", of=SoundLogits, source="own", alone=True)
+def row_after_the_last(self, cu_seqlens_q):
+    """cu_seqlens_q[1:] is taken for the row: the next sequence's first one, and of the last sequence the last."""
+    rows = cu_seqlens_q[1:].clone()
+    rows[-1] -= 1
+    single = len(rows) == int(cu_seqlens_q[-1])  # one token a sequence: taken for a decode step
+    return cu_seqlens_q[1:] - 1 if single else rows
+
+
+@mutant("LOGIT-1", replaces="prefill_rows", of=SoundLogits, source="transformers #48703", alone=True)
+def first_row_of_the_sequence(self, cu_seqlens_q):
+    """cu_seqlens_q[:-1]: the row of the first token, which is the last one's only where sequences have one token."""
+    return cu_seqlens_q[:-1]
+
+
+@mutant("LOGIT-1", replaces="prefill_rows", of=SoundLogits, source="own", alone=True)
+def equal_lengths_are_assumed(self, cu_seqlens_q):
+    """All sequences are taken to be as long as the first."""
+    count, length = len(cu_seqlens_q) - 1, int(cu_seqlens_q[1])
+    return (torch.arange(1, count + 1) * length - 1).clamp_max(int(cu_seqlens_q[-1]) - 1)
+
+
+@mutant("LOGIT-2", replaces="decode_rows", of=SoundLogits, source="own")
+def last_row_only_in_a_decode_step(self, hidden):
+    """A decode step is taken for one sequence: the last row of hidden is repeated."""
+    return torch.full((len(hidden),), len(hidden) - 1)
+
+
+@mutant("LOGIT-2", replaces="decode_rows", of=SoundLogits, source="own", alone=True)
+def decode_rows_beyond_a_tile_wrap(self, hidden):
+    """Row 64 and later ones are read modulo 64."""
+    return torch.arange(len(hidden)) % 64
+
+
+@mutant("LOGIT-3", replaces="pick", of=SoundLogits, source="own", alone=True)
+def rows_picked_by_a_product_with_zeros(self, hidden, rows):
+    """Rows are picked by a product with a matrix of zeros and ones: 0 * NaN of any row is NaN in all."""
+    if not len(rows):
+        return hidden[rows]
+    return torch.nn.functional.one_hot(rows, len(hidden)).to(hidden.dtype) @ hidden
+
+
+@mutant("LOGIT-3", replaces="pick", of=SoundLogits, source="own", alone=True)
+def last_rows_moved_to_the_front_in_place(self, hidden, rows):
+    """The picked rows are written over the first rows of the caller's hidden."""
+    picked = hidden[rows]
+    hidden[: len(rows)] = picked
+    return picked
+
+
+# --- shards -----------------------------------------------------------------------------------------------------------------------------
+
+
+@mutant("LOGIT-4", replaces="in_order", of=SoundLogits, source="TensorRT-LLM #16440")
+def shards_in_reverse(self, parts):
+    """The last rank's shard comes first."""
+    return parts[::-1]
+
+
+@mutant("LOGIT-4", replaces="starts", of=SoundLogits, source="exllamav3 #233")
+def every_shard_at_column_0(self, widths):
+    """Each shard is written over the one before."""
+    return [0] * len(widths)
+
+
+@mutant("LOGIT-4", replaces="destination", of=SoundLogits, source="vllm #2530", alone=True)
+def rank_within_the_group_as_global_rank(self, group):
+    """The destination is rank 0 of the world, which a group need not hold."""
+    return 0
+
+
+@mutant("LOGIT-4", replaces="collect", of=SoundLogits, source="vllm #2528", alone=True)
+def destination_is_the_group_s_last_rank(self, padded, size, group):
+    """In a group that is not the whole world, the last rank gets the logits."""
+    if group is None:
+        return sound.collect(padded, size, group)
+    destination = dist.get_global_rank(group, size - 1)
+    if size == 1:
+        return None
+    parts = [torch.empty_like(padded) for _ in range(size)] if dist.get_rank() == destination else None
+    dist.gather(padded, parts, dst=destination, group=group)
+    return parts
+
+
+@mutant("LOGIT-4", replaces="collect", of=SoundLogits, source="own")
+def logits_on_every_rank(self, padded, size, group):
+    """All ranks return the logits."""
+    parts = [torch.empty_like(padded) for _ in range(size)]
+    dist.all_gather(parts, padded, group=group)
+    return parts
+
+
+@mutant("LOGIT-5", replaces="whole", of=SoundLogits, source="mirage #751", alone=True)
+def padded_vocabulary_is_not_masked(self, parts, widths):
+    """Shards are laid side by side with their padding, whose logit 0 wins where all real ones are negative."""
+    return torch.cat(parts, dim=1)
+
+
+@mutant("LOGIT-5", replaces="starts", of=SoundLogits, source="nkipy #52", alone=True)
+def shards_as_wide_as_the_first(self, widths):
+    """Columns are computed with the width of the first shard, as far as they go."""
+    return [min(rank * widths[0], sum(widths) - widths[rank]) for rank in range(len(widths))]
+
+
+@mutant("LOGIT-5", replaces="widths", of=SoundLogits, source="sglang #31799", alone=True)
+def one_rank_refuses(self, shard, group):
+    """A rank whose shard is smaller than the first one raises, and the others wait for it."""
+    widths = sound.widths(shard, group)
+    if shard.shape[1] < widths[0]:
+        raise ValueError(f"the shards hold {widths} tokens")
+    return widths

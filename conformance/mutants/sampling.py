@@ -1,0 +1,240 @@
+"""Faults of samplers (clauses SAMPLE-1...7, SAMPLE-9)."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+
+from conformance.mutants.catalogue import mutant
+from conformance.mutants.sound_sampling import SoundSampling
+
+sound = SoundSampling()
+
+# --- temperature and upcast: scaled, probabilities ------------------------------------------------------------------------------------
+
+
+@mutant("SAMPLE-1", replaces="scaled", of=SoundSampling, source="own")
+def multiplied_by_the_temperature(self, logits, temperatures):
+    """Logits are multiplied by T, not divided."""
+    return sound.scaled(logits, 1 / temperatures)
+
+
+@mutant("SAMPLE-1", replaces="scaled", of=SoundSampling, source="own")
+def temperature_five_percent_high(self, logits, temperatures):
+    """T is 5 % too high."""
+    return sound.scaled(logits, temperatures * 1.05)
+
+
+@mutant("SAMPLE-1", replaces="scaled", of=SoundSampling, source="own")
+def temperature_is_an_integer(self, logits, temperatures):
+    """T is passed as an integer, at least 1."""
+    return sound.scaled(logits, temperatures.long().clamp_min(1))
+
+
+@mutant("SAMPLE-2", replaces="scaled", of=SoundSampling, source="own", alone=True)
+def temperature_of_the_next_row(self, logits, temperatures):
+    """Each row is divided by the temperature of the next one."""
+    return sound.scaled(logits, temperatures.roll(-1))
+
+
+@mutant("SAMPLE-2", replaces="scaled", of=SoundSampling, source="own", alone=True)
+def temperature_of_the_first_row(self, logits, temperatures):
+    """All rows are divided by the temperature of the first."""
+    return sound.scaled(logits, temperatures[:1].expand(len(logits)))
+
+
+@mutant("SAMPLE-2", replaces="scaled", of=SoundSampling, source="own", alone=True)
+def temperatures_read_without_their_stride(self, logits, temperatures):
+    """A column of temperatures is read as if its elements lay side by side."""
+    read = temperatures.as_strided(temperatures.shape, (1,))
+    return sound.scaled(logits, temperatures if temperatures.stride() == (1,) else read.abs().clamp(0.05, 10.0))
+
+
+@mutant("SAMPLE-3", replaces="scaled", of=SoundSampling, source="vllm #48641", alone=True)
+def divided_in_the_dtype_of_the_logits(self, logits, temperatures):
+    """The upcast is dropped: bf16 and fp16 logits are divided in their own dtype, where the quotient rounds, and overflows in fp16."""
+    return (logits / temperatures.to(logits.dtype)[:, None]).float()
+
+
+@mutant("SAMPLE-3", replaces="probabilities", of=SoundSampling, source="Megatron-LM #7182", alone=True)
+def softmax_in_the_dtype_of_the_logits(self, scaled, logits_dtype):
+    """The softmax is taken, and rounded, in the dtype of the logits."""
+    return torch.softmax(scaled.to(logits_dtype), dim=1)
+
+
+@mutant("SAMPLE-7", replaces="scaled", of=SoundSampling, source="own", alone=True)
+def masked_logits_are_finite(self, logits, temperatures):
+    """-inf becomes -10,000, which is no bar where all other logits are lower."""
+    return sound.scaled(torch.where(logits == -math.inf, -1e4, logits.float()), temperatures)
+
+
+@mutant("SAMPLE-7", replaces="scaled", of=SoundSampling, source="flashinfer #2456", alone=True)
+def a_nan_row_spreads(self, logits, temperatures):
+    """The largest logit of the batch is subtracted, not the row's own: one NaN makes all rows NaN."""
+    logits = logits.float()
+    finite = torch.where(logits.isinf(), torch.zeros_like(logits), logits)
+    return sound.scaled(logits, temperatures) + 0.0 * finite.amax() if logits.numel() else logits
+
+
+@mutant("SAMPLE-9", replaces="scaled", of=SoundSampling, source="own", alone=True)
+def logits_divided_in_place(self, logits, temperatures):
+    """The caller's logits are overwritten with logits / T."""
+    scaled = sound.scaled(logits, temperatures)
+    logits.div_(temperatures[:, None])
+    return scaled
+
+
+@mutant("SAMPLE-9", replaces="scaled", of=SoundSampling, source="vllm #5404", alone=True)
+def smallest_temperatures_are_raised(self, logits, temperatures):
+    """T of 0.01 and less is taken for 0.1."""
+    return sound.scaled(logits, torch.where(temperatures <= 0.01, 0.1, temperatures))
+
+
+# --- the race: race, pick ---------------------------------------------------------------------------------------------------------------
+
+
+@mutant("SAMPLE-1", replaces="race", of=SoundSampling, source="own")
+def noise_times_p(self, p, noise):
+    """p is multiplied by the noise, not divided."""
+    return torch.where(p == 0, -math.inf, p.double() * noise.double())
+
+
+@mutant("SAMPLE-1", replaces="race", of=SoundSampling, source="own")
+def noise_is_clamped_to_a_hundredth(self, p, noise):
+    """Noise is at least 1e-2, so that early arrivals tie."""
+    return sound.race(p, noise.clamp_min(1e-2))
+
+
+@mutant("SAMPLE-1", replaces="race", of=SoundSampling, source="own")
+def greedy_always(self, p, noise):
+    """The likeliest token, whatever the noise."""
+    return p
+
+
+@mutant("SAMPLE-1", replaces="race", of=SoundSampling, source="own")
+def uniform_always(self, p, noise):
+    """The first token to arrive if all had the same rate."""
+    return torch.where(p == 0, -math.inf, 1 / noise.double().abs())
+
+
+@mutant("SAMPLE-4", replaces="race", of=SoundSampling, source="nano-vllm, sampler.py", alone=True)
+def noise_is_clamped_to_1e_10(self, p, noise):
+    """Noise is at least 1e-10: a fair price for drawn noise, and not the argmax for noise that is given."""
+    return sound.race(p, noise.clamp_min(1e-10))
+
+
+@mutant("SAMPLE-4", replaces="race", of=SoundSampling, source="sglang #25133", alone=True)
+def gumbel_of_a_uniform_that_reaches_one(self, p, noise):
+    """The race is run with -log(-log u), u = exp(-noise) in float32: u is 1 below 6e-8, and all such tokens arrive at once."""
+    gumbel = -torch.log(-torch.log(torch.exp(-noise.abs().float())))
+    return torch.where(p == 0, -math.inf, torch.log(p) + gumbel)
+
+
+@mutant("SAMPLE-4", replaces="race", of=SoundSampling, source="pytorch #192577", alone=True)
+def negative_zero_comes_last(self, p, noise):
+    """p / -0.0 is -inf."""
+    return torch.where(p == 0, -math.inf, p.double() / noise.double())
+
+
+@mutant("SAMPLE-7", replaces="race", of=SoundSampling, source="pytorch #48841", alone=True)
+def zero_over_zero_wins(self, p, noise):
+    """A forbidden token with noise 0 has the ratio 0 / 0 = NaN, which argmax takes for the largest."""
+    return p.double() / noise.double().abs()
+
+
+@mutant("SAMPLE-1", replaces="pick", of=SoundSampling, source="own")
+def argmin_in_place_of_argmax(self, arrivals):
+    """The last to arrive."""
+    return arrivals.argmin(dim=1)
+
+
+@mutant("SAMPLE-1", replaces="pick", of=SoundSampling, source="own")
+def ids_off_by_one(self, arrivals):
+    """Ids are those of the next token, the last one's is 0."""
+    return (arrivals.argmax(dim=1) + 1) % max(1, arrivals.shape[1])
+
+
+@mutant("SAMPLE-7", replaces="pick", of=SoundSampling, source="own", alone=True)
+def ids_are_int32(self, arrivals):
+    """Tokens are int32."""
+    return arrivals.argmax(dim=1).int()
+
+
+@mutant("SAMPLE-7", replaces="pick", of=SoundSampling, source="tt-metal #47021", alone=True)
+def ids_of_the_padding(self, arrivals):
+    """The vocabulary is padded with lanes that win where every logit of the row is NaN or -inf."""
+    nowhere = (arrivals.isnan() | (arrivals == -math.inf)).all(dim=1)
+    return torch.where(nowhere, arrivals.shape[1] + 64, arrivals.argmax(dim=1))
+
+
+# --- the noise: noise_for, generator ------------------------------------------------------------------------------------------------------
+
+
+@mutant("SAMPLE-1", replaces="noise_for", of=SoundSampling, source="own")
+def the_last_sixteenth_is_never_drawn(self, shape, device, seed):
+    """The last 1/16 of the vocabulary never arrives."""
+    noise = sound.noise_for(shape, device, seed)
+    noise[:, shape[1] - shape[1] // 16 :] = math.inf
+    return noise
+
+
+@mutant("SAMPLE-1", replaces="noise_for", of=SoundSampling, source="own", alone=True)
+def a_tile_is_never_drawn(self, shape, device, seed):
+    """The tile of ids 512 to 639 never arrives."""
+    noise = sound.noise_for(shape, device, seed)
+    if shape[1] >= 1000:
+        noise[:, 512:640] = math.inf
+    return noise
+
+
+@mutant("SAMPLE-1", replaces="noise_for", of=SoundSampling, source="own")
+def uniform_noise(self, shape, device, seed):
+    """Noise is uniform on (0, 1) in place of exponential."""
+    return 1 - torch.rand(shape, dtype=torch.float64, device=device, generator=sound.generator(device, seed))
+
+
+@mutant("SAMPLE-5", replaces="noise_for", of=SoundSampling, source="own")
+def noise_shared_between_rows(self, shape, device, seed):
+    """One row of noise serves all rows."""
+    return sound.noise_for(torch.Size((1, shape[1])), device, seed).expand(shape)
+
+
+@mutant("SAMPLE-5", replaces="noise_for", of=SoundSampling, source="local-inference-lab/vllm #205")
+def counters_of_rows_overlap(self, shape, device, seed):
+    """The counter of row i and token v is i + v, not i V + v: a row's noise is the row's before, moved by one token."""
+    rows, vocab_size = shape
+    return sound.noise_for(torch.Size((1, rows + vocab_size)), device, seed)[0].unfold(0, vocab_size, 1)[:rows]
+
+
+@mutant("SAMPLE-5", replaces="noise_for", of=SoundSampling, source="local-inference-lab/vllm #205", alone=True)
+def pairs_of_rows_share_counters(self, shape, device, seed):
+    """An odd row has the noise of the row before, moved by half the vocabulary."""
+    noise = sound.noise_for(shape, device, seed)
+    noise[1::2] = noise[0 : shape[0] // 2 * 2 : 2].roll(shape[1] // 2, dims=1)
+    return noise
+
+
+@mutant("SAMPLE-6", replaces="noise_for", of=SoundSampling, source="flashinfer #2132")
+def noise_frozen_between_calls(self, shape, device, seed):
+    """Every call draws with the same seed, as a captured graph does whose generator is baked in."""
+    return sound.noise_for(shape, device, 0 if seed is None else seed)
+
+
+@mutant("SAMPLE-6", replaces="generator", of=SoundSampling, source="vllm #51226", alone=True)
+def the_seed_is_ignored(self, device, seed):
+    """The seed is taken and not used."""
+    return None
+
+
+@mutant("SAMPLE-6", replaces="generator", of=SoundSampling, source="own", alone=True)
+def the_seed_goes_to_the_default_generator(self, device, seed):
+    """A call with a seed reseeds the generator of all calls without one, which then repeat."""
+    if seed is not None:
+        torch.manual_seed(seed)
+
+
+@mutant("SAMPLE-6", replaces="generator", of=SoundSampling, source="TensorRT-LLM #1742", alone=True)
+def neighbouring_seeds_are_one(self, device, seed):
+    """Seeds 2 n and 2 n + 1 give the same draws."""
+    return None if seed is None else torch.Generator(device).manual_seed(seed // 2)

@@ -1,0 +1,140 @@
+"""Mutants of the store kernel."""
+
+from __future__ import annotations
+
+import torch
+
+from conformance.mutants.catalogue import mutant
+from conformance.mutants.sound_store import SoundStore, flat
+
+
+@mutant("KV-3", replaces="skips", of=SoundStore, source="triton #619", alone=True)
+def minus_one_as_index(self, slot, cache):
+    """-1 is used as an index: the cache's last slot is overwritten."""
+    return False
+
+
+@mutant("KV-3", replaces="slot_of_row", of=SoundStore, source="onnxruntime #32391")
+def minus_one_clamped_to_zero(self, slots, t):
+    """-1 is clamped to 0: slot 0 is overwritten."""
+    return max(slots[t], 0)
+
+
+@mutant("KV-3", replaces="rows_written", of=SoundStore, source="vllm-ascend #6344")
+def stops_at_the_first_skip(self, count):
+    """Rows after a skipped one are not written."""
+    skipped = [t for t in range(count) if self.mapping[t] < 0]
+    return range(skipped[0] if skipped else count)
+
+
+@mutant("KV-1", replaces="sources", of=SoundStore, source="own")
+def key_and_value_swapped(self, key, value):
+    """K goes into the value cache and V into the key cache."""
+    return value, key
+
+
+@mutant("KV-4", replaces="row", of=SoundStore, source="flashinfer #527")
+def row_stride_from_shape(self, rows, t):
+    """A row's address is t * Hk * D whatever its stride: wrong for slices of a fused QKV row."""
+    width = rows[0].numel()
+    first = rows.storage_offset() + t * width
+    return flat(rows)[first : first + width].view(rows.shape[1:])
+
+
+@mutant("KV-4", replaces="write", of=SoundStore, source="aiter #3492", alone=True)
+def block_stride_from_shape(self, cache, block, offset, row):
+    """A block's address is block * S * Hk * D whatever its stride: K runs into V where blocks are interleaved."""
+    width = row.numel()
+    first = cache.storage_offset() + (block * cache.shape[1] + offset) * width
+    flat(cache)[first : first + width] = row.reshape(-1)
+
+
+@mutant("KV-1", replaces="write", of=SoundStore, source="vllm #22036 (review)")
+def heads_transposed(self, cache, block, offset, row):
+    """The row is written head-dimension first."""
+    cache[block, offset] = row.T.reshape(row.shape)
+
+
+@mutant("KV-1", replaces="write", of=SoundStore, source="mojo_opset #266")
+def first_tile_of_the_row_only(self, cache, block, offset, row):
+    """Only the first 64 elements of a row are copied."""
+    flat_row = row.reshape(-1).clone()
+    held = cache[block, offset].reshape(-1)
+    flat_row[64:] = held[64:]
+    cache[block, offset] = flat_row.view(row.shape)
+
+
+@mutant("KV-5", replaces="write", of=SoundStore, source="lmdeploy #3781", alone=True)
+def odd_rows_cut_to_a_power_of_two(self, cache, block, offset, row):
+    """A row of more than 128 elements whose length is no multiple of 16 or 64 is cut to the power of two under it."""
+    width = row.numel()
+    held = cache[block, offset].reshape(-1).clone()
+    whole = width < 8 or width % 64 == 0 or width % 16 == 0 and width < 100 or (width & (width - 1)) == 0
+    kept = width if whole else 1 << (width.bit_length() - 1)
+    held[:kept] = row.reshape(-1)[:kept]
+    cache[block, offset] = held.view(row.shape)
+
+
+@mutant("KV-5", replaces="read_mapping", of=SoundStore, source="vllm-ascend #16664", alone=True)
+def int64_mapping_read_as_int32(self, slot_mapping):
+    """An int64 mapping is read as int32: every second entry is the upper half, 0 or -1."""
+    return slot_mapping.contiguous().view(torch.int32)[: len(slot_mapping)]
+
+
+@mutant("KV-1", replaces="slot_of_row", of=SoundStore, source="own")
+def all_rows_to_the_first_slot(self, slots, t):
+    """Every row goes to the first row's slot."""
+    return slots[0] if slots[t] >= 0 else -1
+
+
+@mutant("KV-1", replaces="rows_written", of=SoundStore, source="own")
+def one_row_too_few(self, count):
+    """The last row is not written."""
+    return range(count - 1)
+
+
+@mutant("KV-1", replaces="rows_written", of=SoundStore, source="own")
+def partial_tile_of_rows_missed(self, count):
+    """Rows past the last whole tile of 16 are not written when there is a whole tile."""
+    return range(count - count % 16 if count > 16 else count)
+
+
+@mutant("KV-2", replaces="write", of=SoundStore, source="mojo_opset #266", alone=True)
+def neighbour_clobbered_past_the_row(self, cache, block, offset, row):
+    """The vector width is rounded up: the element after the row is zeroed, unless a later row lies there."""
+    cache[block, offset] = row
+    if offset + 1 < cache.shape[1] and block * cache.shape[1] + offset + 1 not in self.mapping:
+        cache[block, offset + 1].reshape(-1)[0:1].zero_()
+
+
+@mutant("KV-2", replaces="skips", of=SoundStore, source="rvllm #32")
+def slot_zero_touched(self, slot, cache):
+    """Slot 0 serves as the padding's slot and is zeroed by every call that does not map it."""
+    if 0 not in self.mapping:
+        cache[0, 0] = 0
+    return slot < 0
+
+
+@mutant("KV-1", replaces="row", of=SoundStore, source="vllm #54338")
+def bits_through_float(self, rows, t):
+    """Rows go through a float conversion: NaN payloads and subnormals are lost."""
+    return rows[t].where((rows[t] & 0x7F) != 1, rows[t] & ~0x7F)
+
+
+@mutant("KV-1", replaces="row", of=SoundStore, source="own")
+def negative_zero_lost(self, rows, t):
+    """-0.0 is stored as +0.0, as x + 0 does."""
+    lowest = torch.iinfo(rows.dtype).min
+    return torch.where(rows[t] == lowest, torch.zeros_like(rows[t]), rows[t])
+
+
+@mutant("KV-1", replaces="block_and_offset", of=SoundStore, source="vllm #47056")
+def offset_by_sixteen(self, slot, block_size):
+    """The kernel splits slots by a page of 16 whatever the cache's block size."""
+    return (slot // 16) * 16 // block_size, (slot // 16) * 16 % block_size + min(slot % 16, block_size - 1) % block_size
+
+
+@mutant("CLAIM-4", replaces="require_slots", of=SoundStore, source="nano-vllm (its guard is equality with -1)", alone=True)
+def bad_slots_pass(self, slots, num_slots):
+    """A slot past the cache is taken modulo its size, and no error is raised."""
+    slots[:] = [slot if slot < 0 else slot % num_slots for slot in slots]

@@ -1,0 +1,136 @@
+"""SAMPLE: one token a row, distributed as softmax(logits / T)."""
+
+import pytest
+import torch
+
+from conformance.cases.sampling import (
+    CORNERS,
+    DEAD_ROWS,
+    TEMPERATURES,
+    ClearMaximum,
+    EqualRows,
+    FlatRows,
+    Law,
+    RaceCase,
+    RowTemperatures,
+    notable_races,
+    races,
+)
+from conformance.checks.sampling import SamplingChecks
+from conformance.judge import Judge
+
+LARGEST_CALL = 40_000_000  # logits, on a GPU
+
+
+def laws(judge: Judge) -> list[Law]:
+    """All rows of a law have one temperature: SAMPLE-2 is about the others."""
+    dtype = full_dtype(judge)
+    count = judge.count
+    bulk = [
+        Law("two-level", 2, 0.5, count(4_000), dtype, offset=3.0),
+        Law("flat", 17, 1.5, count(8_000), dtype, offset=-2.0),
+        Law("peaked", 17, 0.8, count(16_000), dtype),
+        Law("two-level", 17, 2.5, count(8_000), dtype, offset=10.0),
+        Law("peaked", 1000, 0.7, count(2_400), dtype),
+        Law("two-level", 1000, 1.3, count(2_400), dtype),
+    ]
+    if judge.is_cuda:
+        bulk += [
+            Law(shape, v, 0.9, count(n), dtype, largest_call=LARGEST_CALL)
+            for v, n in ((1000, 200_000), (32_000, 100_000), (151_936, 50_000))
+            for shape in ("peaked", "two-level", "flat")
+        ]
+    elif judge.effort == "thorough":
+        bulk.append(Law("peaked", 32_000, 0.9, 4_000, dtype, largest_call=4_000_000))
+    return bulk
+
+
+def full_dtype(judge: Judge) -> torch.dtype:
+    return torch.float32 if torch.float32 in judge.capabilities.dtypes else judge.capabilities.dtypes[0]
+
+
+def half_dtypes(judge: Judge) -> list[torch.dtype]:
+    dtypes = [dtype for dtype in judge.capabilities.dtypes if dtype != torch.float32]
+    if not dtypes:
+        pytest.skip("not offered: logits of any dtype but float32")
+    return dtypes
+
+
+@pytest.mark.clause("SAMPLE-1", function="sample")
+def test_sample_distribution(judge: Judge) -> None:
+    checks = SamplingChecks(judge)
+    checks.for_each(laws(judge), checks.law)
+
+
+@pytest.mark.clause("SAMPLE-2", function="sample")
+def test_sample_temperature_of_each_row(judge: Judge) -> None:
+    checks = SamplingChecks(judge)
+    cases = [RowTemperatures(judge.count(800)), RowTemperatures(judge.count(100), layout="fused")]
+    checks.for_each(cases, checks.row_temperatures)
+    if checks.takes_noise:
+        checks.for_each([RaceCase(120, v, temperatures=TEMPERATURES, dtype=full_dtype(judge)) for v in (17, 100)], checks.race)
+
+
+@pytest.mark.clause("SAMPLE-3", function="sample")
+def test_sample_half_precision_logits(judge: Judge) -> None:
+    checks = SamplingChecks(judge)
+    for dtype in half_dtypes(judge):
+        cases = [
+            # multiples of 1/2 near 80: x / T, rounded to this dtype, is off by up to a quarter of a nat
+            Law("peaked", 17, 0.7, judge.count(6_000), dtype, offset=80.0, grid=0.5),
+            # 60,160 / 0.5 is beyond the largest half, 65,504; the upper tokens are all alike
+            Law("top-only", 17, 0.5, judge.count(1_500), dtype, offset=60_160.0, grid=256.0),
+        ]
+        checks.for_each(cases, checks.law)
+        if checks.takes_noise:  # p that are rounded to this dtype change the winner of a row in some hundred
+            checks.for_each([RaceCase(2_000, 17, temperature=0.7, offset=offset, dtype=dtype, seed=1) for offset in (0.0, 80.0)], checks.race)
+
+
+@pytest.mark.clause("SAMPLE-4", function="sample")
+def test_sample_with_given_noise(judge: Judge) -> None:
+    checks = SamplingChecks(judge)
+    if not checks.takes_noise:
+        pytest.skip("not offered: the keyword noise")
+    dtype = full_dtype(judge)
+    judge.for_all(races(dtype), checks.race, examples=40, explicit=notable_races(dtype))
+
+
+@pytest.mark.clause("SAMPLE-5", function="sample")
+def test_sample_rows_are_independent(judge: Judge) -> None:
+    checks = SamplingChecks(judge)
+    checks.for_each([EqualRows(judge.count(16), 512)], checks.rows_of_a_call)
+
+
+@pytest.mark.clause("SAMPLE-6", function="sample")
+def test_sample_calls_are_independent(judge: Judge) -> None:
+    checks = SamplingChecks(judge)
+    checks.for_each([FlatRows(64), FlatRows(1)], checks.fresh_every_call)
+    checks.for_each([EqualRows(judge.count(24), 512)], checks.consecutive_calls)
+
+
+@pytest.mark.clause("SAMPLE-6", function="sample")
+def test_sample_seeds(judge: Judge) -> None:
+    checks = SamplingChecks(judge)
+    checks.for_each([FlatRows(64)], checks.seeds)
+    if checks.takes_seed:
+        checks.for_each([EqualRows(judge.count(24), 512)], checks.neighbouring_seeds)
+
+
+@pytest.mark.clause("SAMPLE-7", function="sample")
+def test_sample_forbidden_tokens(judge: Judge) -> None:
+    checks = SamplingChecks(judge)
+    checks.for_each(CORNERS, checks.corner)
+
+
+@pytest.mark.clause("SAMPLE-7", function="sample")
+def test_sample_rows_without_a_distribution(judge: Judge) -> None:
+    checks = SamplingChecks(judge)
+    checks.for_each(DEAD_ROWS, checks.corner)
+
+
+@pytest.mark.clause("SAMPLE-9", function="sample")
+def test_sample_small_temperatures(judge: Judge) -> None:
+    checks = SamplingChecks(judge)
+    cases = [FlatRows(5, 33, 0.7, dtype, layout) for dtype in judge.capabilities.dtypes for layout in ("plain", "fused")]
+    checks.for_each(cases, checks.unchanged)
+    checks.for_each([ClearMaximum(10.0**-power) for power in (2, 3, 4, 6, 8, 10, 12)], checks.clear_maximum)
