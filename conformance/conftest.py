@@ -119,22 +119,24 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     """A test's id carries its clause: `-k DEC-1` selects by clause, and a crashed worker's test is told by its id."""
     mark = metafunc.definition.get_closest_marker("clause")
     if mark is not None and "judge" in metafunc.fixturenames:
-        metafunc.parametrize("judge", [(mark.args[0], mark.kwargs["function"])], ids=[mark.args[0]], indirect=True)
+        functions = mark.kwargs["function"]
+        needed = ((functions,) if isinstance(functions, str) else functions, mark.kwargs.get("any_of", False))
+        metafunc.parametrize("judge", [(mark.args[0], *needed)], ids=[mark.args[0]], indirect=True)
 
 
 @pytest.fixture
 def judge(request: pytest.FixtureRequest) -> Iterator[Judge]:
-    clause_id, function = request.param
+    clause_id, functions, any_of = request.param
     clause = CLAUSES[clause_id]
     implementation = request.config.stash[implementation_key]
-    functions = (function,) if isinstance(function, str) else function
     missing = [name for name in functions if name not in implementation.offered]
-    if missing:
+    if missing and not (any_of and len(missing) < len(functions)):
         pytest.skip(f"not offered: {', '.join(missing)}")
     if clause.claim is not None and clause.claim not in implementation.capabilities.claims:
         pytest.skip(f"not claimed: {clause.claim}")
     config = request.config
-    made = Judge(implementation, clause, functions[0], effort=config.getoption("--effort"), seed=int(config.getoption("--seed")))
+    offered = next(name for name in functions if name in implementation.offered)
+    made = Judge(implementation, clause, offered, effort=config.getoption("--effort"), seed=int(config.getoption("--seed")))
     request.node.judge = made
     earlier = signal.signal(signal.SIGALRM, raise_timeout)
     signal.alarm(TIMEOUT_SECONDS)

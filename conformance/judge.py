@@ -55,8 +55,7 @@ class Judge:
         self, cases: SearchStrategy[Case], check: Callable[[Case], None], *, examples: int, explicit: Iterable[Case] = ()
     ) -> None:
         """Hold `check` for `explicit` cases and for drawn ones. Raises Broken, with the smallest case that was found."""
-        for case in explicit:
-            self._run(check, case)
+        self.for_each(explicit, check)
         failing: dict[str, Broken] = {}
         deadline = float("inf")
 
@@ -92,6 +91,11 @@ class Judge:
             judged()
         except Broken as broken:
             raise broken from None
+
+    def for_each(self, cases: Iterable[Case], check: Callable[[Case], None]) -> None:
+        """Hold `check` for each of a fixed list of cases. Raises Broken on the first that breaks."""
+        for case in cases:
+            self._run(check, case)
 
     def _run(self, check: Callable[[Case], None], case: Case) -> None:
         self.record.examples += 1

@@ -17,6 +17,8 @@ from conformance.cases.sampling import (
     races,
 )
 from conformance.checks.sampling import SamplingChecks
+from conformance.checks.sampling_corners import CornerChecks
+from conformance.checks.sampling_independence import IndependenceChecks
 from conformance.judge import Judge
 
 LARGEST_CALL = 40_000_000  # logits, on a GPU
@@ -64,8 +66,8 @@ def test_sample_distribution(judge: Judge) -> None:
 
 @pytest.mark.clause("SAMPLE-2", function="sample")
 def test_sample_temperature_of_each_row(judge: Judge) -> None:
-    checks = SamplingChecks(judge)
-    cases = [RowTemperatures(judge.count(800)), RowTemperatures(judge.count(100), layout="fused")]
+    checks = CornerChecks(judge)
+    cases = [RowTemperatures(judge.count(800)), RowTemperatures(max(100, judge.count(100)), layout="fused")]
     checks.for_each(cases, checks.row_temperatures)
     if checks.takes_noise:
         checks.for_each([RaceCase(120, v, temperatures=TEMPERATURES, dtype=full_dtype(judge)) for v in (17, 100)], checks.race)
@@ -73,7 +75,7 @@ def test_sample_temperature_of_each_row(judge: Judge) -> None:
 
 @pytest.mark.clause("SAMPLE-3", function="sample")
 def test_sample_half_precision_logits(judge: Judge) -> None:
-    checks = SamplingChecks(judge)
+    checks = CornerChecks(judge)
     for dtype in half_dtypes(judge):
         cases = [
             # multiples of 1/2 near 80: x / T, rounded to this dtype, is off by up to a quarter of a nat
@@ -83,12 +85,13 @@ def test_sample_half_precision_logits(judge: Judge) -> None:
         ]
         checks.for_each(cases, checks.law)
         if checks.takes_noise:  # p that are rounded to this dtype change the winner of a row in some hundred
-            checks.for_each([RaceCase(2_000, 17, temperature=0.7, offset=offset, dtype=dtype, seed=1) for offset in (0.0, 80.0)], checks.race)
+            many = [RaceCase(2_000, 17, temperature=0.7, offset=offset, dtype=dtype, seed=1) for offset in (0.0, 80.0)]
+            checks.for_each(many, checks.race)
 
 
 @pytest.mark.clause("SAMPLE-4", function="sample")
 def test_sample_with_given_noise(judge: Judge) -> None:
-    checks = SamplingChecks(judge)
+    checks = CornerChecks(judge)
     if not checks.takes_noise:
         pytest.skip("not offered: the keyword noise")
     dtype = full_dtype(judge)
@@ -97,20 +100,20 @@ def test_sample_with_given_noise(judge: Judge) -> None:
 
 @pytest.mark.clause("SAMPLE-5", function="sample")
 def test_sample_rows_are_independent(judge: Judge) -> None:
-    checks = SamplingChecks(judge)
+    checks = IndependenceChecks(judge)
     checks.for_each([EqualRows(judge.count(16), 512)], checks.rows_of_a_call)
 
 
 @pytest.mark.clause("SAMPLE-6", function="sample")
 def test_sample_calls_are_independent(judge: Judge) -> None:
-    checks = SamplingChecks(judge)
+    checks = IndependenceChecks(judge)
     checks.for_each([FlatRows(64), FlatRows(1)], checks.fresh_every_call)
     checks.for_each([EqualRows(judge.count(24), 512)], checks.consecutive_calls)
 
 
 @pytest.mark.clause("SAMPLE-6", function="sample")
 def test_sample_seeds(judge: Judge) -> None:
-    checks = SamplingChecks(judge)
+    checks = IndependenceChecks(judge)
     checks.for_each([FlatRows(64)], checks.seeds)
     if checks.takes_seed:
         checks.for_each([EqualRows(judge.count(24), 512)], checks.neighbouring_seeds)
@@ -118,19 +121,19 @@ def test_sample_seeds(judge: Judge) -> None:
 
 @pytest.mark.clause("SAMPLE-7", function="sample")
 def test_sample_forbidden_tokens(judge: Judge) -> None:
-    checks = SamplingChecks(judge)
+    checks = CornerChecks(judge)
     checks.for_each(CORNERS, checks.corner)
 
 
 @pytest.mark.clause("SAMPLE-7", function="sample")
 def test_sample_rows_without_a_distribution(judge: Judge) -> None:
-    checks = SamplingChecks(judge)
+    checks = CornerChecks(judge)
     checks.for_each(DEAD_ROWS, checks.corner)
 
 
 @pytest.mark.clause("SAMPLE-9", function="sample")
 def test_sample_small_temperatures(judge: Judge) -> None:
-    checks = SamplingChecks(judge)
+    checks = CornerChecks(judge)
     cases = [FlatRows(5, 33, 0.7, dtype, layout) for dtype in judge.capabilities.dtypes for layout in ("plain", "fused")]
     checks.for_each(cases, checks.unchanged)
     checks.for_each([ClearMaximum(10.0**-power) for power in (2, 3, 4, 6, 8, 10, 12)], checks.clear_maximum)

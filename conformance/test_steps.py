@@ -5,10 +5,40 @@ import functools
 import pytest
 
 from conformance.cases.growing import growing
+from conformance.cases.requests import read_requests
 from conformance.checks.growing import check_growing
+from conformance.checks.requests import RequestReplay
+from conformance.checks.steps import Pipeline
+from conformance.findings import Refused
 from conformance.judge import Judge
+
+REQUESTS = {"quick": 40, "default": 200, "thorough": 200}
 
 
 @pytest.mark.clause("STEP-1", function=("store_kvcache", "decode_attention"))
 def test_step_store_then_decode(judge: Judge) -> None:
     judge.for_all(growing(judge.capabilities), functools.partial(check_growing, judge), examples=25)
+
+
+@pytest.mark.clause("STEP-2", function=("prefill_attention", "decode_attention"), any_of=True)
+def test_step_batches_of_real_requests(judge: Judge) -> None:
+    """The 512-token prompt blocks of the trace are scaled to one block of the cache, on a GPU to 512 tokens' worth of blocks."""
+    block_size = judge.capabilities.allowed("block_sizes", (16, 64, 256) if judge.is_cuda else (4, 16, 8))[0]
+    tokens_per_hash = max(block_size, 512 // block_size * block_size // 8) if judge.is_cuda else block_size
+    requests = read_requests(tokens_per_hash, REQUESTS[judge.effort])
+    pipeline = Pipeline(
+        judge,
+        num_blocks=2 * sum(-(-request.num_tokens // block_size) + 3 for request in requests),
+        block_size=block_size,
+        num_kv_heads=2,
+        group_size=judge.capabilities.allowed("group_sizes", (2,))[0],
+        head_dim=judge.capabilities.allowed("head_dims", (64, 128) if judge.is_cuda else (16, 64))[0],
+        dtype=judge.capabilities.dtypes[0],
+    )
+    replay = RequestReplay(judge, pipeline, tokens_per_hash, chunk=10 * block_size + 3)
+    try:
+        replay.run(requests, batch_size=8, decode_steps=2)
+    except Refused as refusal:
+        judge.record.examples += 1
+        judge.record.refusals[str(refusal)] = 1
+    judge.record.notes.append(f"{len(requests)} requests, {replay.hit_tokens / replay.prompt_tokens:.0%} of their prompt tokens were prefix hits")

@@ -98,6 +98,53 @@ def test_huge_scores_neither_overflow_nor_lose_the_difference(formulation):
     assert_close(lse.flatten(), [1e6 + math.log(2)], "log-sum-exp")
 
 
+def causal_case(seed=5):
+    """3 rows over 6 positions, two heads a kv head: row r sees positions 0 ... 3 + r."""
+    return randn(3, 4, 5, seed=seed), *randn(2, 6, 2, 5, seed=seed + 1)
+
+
+@pytest.mark.parametrize("position", range(6))
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf], ids=str)
+@pytest.mark.parametrize("where", ["K", "V", "K and V"])
+@pytest.mark.parametrize("formulation", [attend_token_by_token, attend_dense])
+def test_a_hidden_position_leaks_nothing_and_a_visible_one_is_not_hushed(formulation, where, value, position):
+    q, keys, values = causal_case()
+    clean_out, clean_lse = formulation(q, keys, values, 0.5)
+    for tensor in [keys] * ("K" in where) + [values] * ("V" in where):
+        tensor[position, 1] = value
+    out, lse = formulation(q, keys, values, 0.5)
+    sees_it = torch.arange(3) + 3 >= position
+    assert_close(out[~sees_it], clean_out[~sees_it], "rows that do not see it")
+    assert_close(lse[~sees_it], clean_lse[~sees_it], "log-sum-exp of rows that do not see it")
+    assert_close(out[:, :2], clean_out[:, :2], "heads of the other kv head")
+    if math.isnan(value):
+        assert torch.isnan(out[sees_it, 2:]).all(), "a row that sees a NaN is NaN"
+        assert ("K" in where) == bool(torch.isnan(lse[sees_it, 2:]).all())
+    elif where == "V":
+        assert torch.all(out[sees_it, 2:] == value), "every weight is above 0"
+
+
+@pytest.mark.parametrize("key", [[math.inf, 1.0], [-math.inf, 1.0], [math.nan, 1.0], [1.0, -math.inf]], ids=str)
+def test_the_formulations_agree_on_what_is_not_finite(key):
+    """Scores of +inf, -inf and NaN, and no other score than -inf: the same rows are NaN in both, by the same rule as softmax."""
+    q, values = torch.ones(2, 1, 2), torch.tensor([2.0, 4.0]).reshape(2, 1, 1).expand(2, 1, 2)
+    keys = torch.tensor([key, [0.0, 0.0]]).reshape(2, 1, 2)
+    for q_rows in (q, -q):
+        out, _ = attend_token_by_token(q_rows, keys, values, 1.0)
+        dense_out, _ = attend_dense(q_rows, keys, values, 1.0)
+        assert torch.equal(out.isnan(), dense_out.isnan())
+        assert torch.equal(out.nan_to_num(99.0), dense_out.nan_to_num(99.0))
+        assert torch.isnan(out[0]).all()
+
+
+@pytest.mark.parametrize("formulation", [attend_token_by_token, attend_dense])
+def test_strides_change_no_bit(formulation):
+    q, keys, values = causal_case()
+    strided = [x.transpose(0, 1).contiguous().transpose(0, 1) for x in (q, keys, values)]
+    for result, expected in zip(formulation(*strided, 0.5), formulation(q, keys, values, 0.5), strict=True):
+        assert torch.equal(result, expected)
+
+
 @st.composite
 def batches(draw):
     """Ragged sequences, end to end, with their keys and values scattered over the blocks of a poisoned cache as well."""

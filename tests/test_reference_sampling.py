@@ -95,6 +95,13 @@ def test_a_seed_repeats_and_leaves_the_global_state_alone():
     assert len(first.unique()) > 32, "the rows of a batch draw one after the other"
 
 
+def test_with_noise_the_seed_is_ignored():
+    logits, temperatures, noise = torch.zeros(64, 10), torch.ones(64), exponential(64, 10, seed=16)
+    state = torch.get_rng_state()
+    assert torch.equal(sample(logits, temperatures, noise=noise), sample(logits, temperatures, noise=noise, seed=1))
+    assert torch.equal(torch.get_rng_state(), state)
+
+
 def test_without_a_seed_consecutive_calls_differ():
     logits, temperatures = torch.zeros(64, 1000), torch.ones(64)
     assert not torch.equal(sample(logits, temperatures), sample(logits, temperatures))

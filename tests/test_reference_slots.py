@@ -123,7 +123,7 @@ def test_compute_slot_mapping_of_repeated_cu_seqlens():
 
 def test_the_formulations_are_independent(monkeypatch):
     """Negative control: a fault in one formulation does not reach the other two."""
-    monkeypatch.setattr(slots_module, "slot_of_position", lambda table, p, s: table[p // s] * s + (p + 1) % s)
+    monkeypatch.setattr(slots_module, "slot_of_position", lambda table, p, s, who: table[p // s] * s + (p + 1) % s)
     positions, cu_seqlens_q = torch.arange(6), torch.tensor([0, 6])
     assert compute_slot_mapping(positions, cu_seqlens_q, torch.tensor([[7, 9]]), 4).tolist() == [29, 30, 31, 28, 37, 38]
     assert slots_block_by_block([7, 9], 0, 6, 4) == slots_by_picture([7, 9], 0, 6, 4) == [28, 29, 30, 31, 36, 37]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 
 import torch
@@ -35,6 +35,7 @@ class AttentionCase:
     context_lens: tuple[int, ...]  # keys of each sequence, the queries' own included
     paged: bool = True
     spare_blocks: int = 2  # blocks of the pool that belong to nobody
+    first_block: int = 0  # blocks before the first that is handed out: more of nobody's
     spare_columns: int = 0  # columns of block_tables past the longest table
     filler: str = "minus_one"  # what stands in table cells beyond a sequence's blocks
     cache_layout: str = "plain"
@@ -54,11 +55,13 @@ class AttentionCase:
     @cached_property
     def tables(self) -> list[list[int]]:
         """Each sequence's own blocks."""
-        return shuffled_tables([blocks_for(n, self.block_size) for n in self.context_lens], self.num_blocks, self.table_seed)
+        pool = self.num_blocks - self.first_block
+        drawn = shuffled_tables([blocks_for(n, self.block_size) for n in self.context_lens], pool, self.table_seed)
+        return [[self.first_block + block for block in table] for table in drawn]
 
     @cached_property
     def num_blocks(self) -> int:
-        return sum(blocks_for(n, self.block_size) for n in self.context_lens) + self.spare_blocks
+        return sum(blocks_for(n, self.block_size) for n in self.context_lens) + self.spare_blocks + self.first_block
 
     @cached_property
     def slots(self) -> list[list[int]]:
@@ -207,7 +210,3 @@ def query_counts(context: int, paged: bool, maximum: int) -> st.SearchStrategy[i
         return st.just(most)
     few = sorted({n for n in (1, 2, 3, 5, 15, 16, 17, 31, 33, most) if n <= most})
     return st.one_of(st.sampled_from(few), st.integers(1, most))
-
-
-def with_tables(case: AttentionCase, **changes: object) -> AttentionCase:
-    return replace(case, **changes)  # type: ignore[arg-type]  # the fields are named by the callers

@@ -1,4 +1,4 @@
-"""Cases of last_token_logits and parallel_logits: small integers, so that every product is exact and a wrong row or shard is told by its values."""
+"""Cases of last_token_logits and parallel_logits: small integers, so that every product is exact and a wrong row shows."""
 
 from __future__ import annotations
 
@@ -79,7 +79,8 @@ class LogitsCase:
 
     def headline(self, implementation: str, device: str) -> str:
         function = "parallel_logits" if self.shards else "last_token_logits"
-        return f"{implementation}.{function}   {dtype_name(self.dtype)} · B {len(self.lens)} · E {DIGITS * BASE + DENSE} · V {self.vocab_size} · {device}"
+        shape = f"B {len(self.lens)} · E {DIGITS * BASE + DENSE} · V {self.vocab_size}"
+        return f"{implementation}.{function}   {dtype_name(self.dtype)} · {shape} · {device}"
 
     def literals(self) -> list[tuple[str, str]]:
         sums = self.cu_seqlens_q
@@ -135,7 +136,7 @@ def decodes(draw: st.DrawFn, capabilities: Capabilities, rows: tuple[int, ...]) 
 
 @st.composite
 def poisoned(draw: st.DrawFn, capabilities: Capabilities) -> LogitsCase:
-    """One token a sequence, so that only the influence of other rows is judged: which row is the last is LOGIT-1's, many rows are LOGIT-2's."""
+    """One token a sequence, so that only the influence of other rows is judged: which is the last is LOGIT-1's, many are LOGIT-2's."""
     return LogitsCase(
         lens=(1,) * draw(st.integers(2, 8), label="rows"),
         vocab_size=draw(st.sampled_from([50, 17, 64]), label="vocab_size"),
@@ -149,15 +150,16 @@ def poisoned(draw: st.DrawFn, capabilities: Capabilities) -> LogitsCase:
 def parallel_cases(world_size: int, dtype: torch.dtype) -> list[LogitsCase]:
     """The vocabulary divides evenly, over all ranks and over groups without global rank 0."""
     n = world_size
-    groups = {2: [(1,)], 3: [(1, 2)], 4: [(1, 3), (1, 2, 3)]}.get(n, [])
+    by_world: dict[int, list[tuple[int, ...]]] = {2: [(1,)], 3: [(1, 2)], 4: [(1, 3), (1, 2, 3)]}
+    groups = by_world.get(n, [])
     cases = [
         LogitsCase((3, 1, 2), 16 * n, dtype=dtype, shards=(16,) * n, seed=1),
         LogitsCase((1,) * 5, 7 * n, decode=True, dtype=dtype, shards=(7,) * n, seed=2),
         LogitsCase((4,), 16 * n, dtype=dtype, shards=(16,) * n, seed=3, negative=True),
     ]
-    return cases + [
-        LogitsCase((2, 5), 12 * len(ranks), dtype=dtype, shards=(12,) * len(ranks), ranks=ranks, seed=4 + i) for i, ranks in enumerate(groups)
-    ]
+    for seed, ranks in enumerate(groups, start=4):
+        cases.append(LogitsCase((2, 5), 12 * len(ranks), dtype=dtype, shards=(12,) * len(ranks), ranks=ranks, seed=seed))
+    return cases
 
 
 def uneven_cases(world_size: int, dtype: torch.dtype) -> list[LogitsCase]:

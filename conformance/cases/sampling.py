@@ -262,7 +262,7 @@ DEAD_ROWS = tuple(CornerRows(kind, v, 30, dead=dead) for dead in ("nan", "-inf",
 
 @dataclass(frozen=True)
 class RowTemperatures:
-    """One batch with a temperature for each row. Logits grow with it, so that every row has the same distribution, and no other T gives it."""
+    """One batch with a temperature for each row. Logits grow with it: all rows have the same distribution, and no other T gives it."""
 
     draws: int  # of each temperature
     layout: str = "plain"  # fused: temperatures are a column of a wider tensor
@@ -318,10 +318,13 @@ class FlatRows:
     dtype: torch.dtype = torch.float32
     layout: str = "plain"
 
+    @property
+    def logits(self) -> torch.Tensor:
+        return torch.ones((self.num_rows, self.vocab_size), dtype=self.dtype)
+
     def headline(self, implementation: str, device: str) -> str:
-        return (
-            f"{implementation}.sample   {dtype_name(self.dtype)} · B {self.num_rows} · V {self.vocab_size} · T {self.temperature:g} · {device}"
-        )
+        shape = f"B {self.num_rows} · V {self.vocab_size} · T {self.temperature:g}"
+        return f"{implementation}.sample   {dtype_name(self.dtype)} · {shape} · {device}"
 
     def literals(self) -> list[tuple[str, str]]:
         return [("logits", f"all equal, {self.layout} layout")]

@@ -1,7 +1,7 @@
 """Tests of hypothesis on drawn tokens: two stages, pooled Pearson chi-squared, and what a rejected sample looks like.
 
-A sampler is held broken only if a first test rejects at STAGE_ONE and a second one, on fresh draws and MORE times as many, at STAGE_TWO. Both
-reject a sound sampler with probability 1e-9; a run holds some fifty such tests, so its false alarm is under 1e-7.
+A sampler is held broken only if a first test rejects at STAGE_ONE and a second one, on fresh draws and MORE times as many, at STAGE_TWO.
+Both reject a sound sampler with probability 1e-9; a run holds some fifteen such tests (thirty on a GPU), so its false alarm is under 1e-7.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ def cells(expected: np.ndarray) -> np.ndarray:
 def independence(left: np.ndarray, right: np.ndarray, categories: int) -> float:
     """p-value of the chi-squared of a contingency table whose margins are taken from the draws: a wrong distribution does not show here.
 
-    left, right: tokens drawn together, pair by pair. With the pairs of a chain (x0 x1), (x1 x2) ... it is the test of a Markov chain's order.
+    left, right: tokens drawn together, pair by pair. With the pairs of a chain (x0 x1), (x1 x2) ... it tests a Markov chain's order.
     """
     table = np.zeros((categories, categories))
     np.add.at(table, (left, right), 1)
@@ -135,4 +135,5 @@ def looks_like(counts: np.ndarray, logits: np.ndarray, temperature: float) -> st
         return f"fits T = {fitted:.3g}, asked for {temperature:.3g}"
     expected = probabilities * total
     worst = int((np.abs(counts - expected) / np.sqrt(np.maximum(expected, 1.0))).argmax())
-    return f"token {worst} was drawn {counts[worst]:.0f} times, {expected[worst]:.1f} were expected; no temperature fits (best T = {fitted:.3g})"
+    best = f"no temperature fits, the best is {fitted:.3g}"
+    return f"token {worst} was drawn {counts[worst]:.0f} times, {expected[worst]:.1f} were expected; {best}"

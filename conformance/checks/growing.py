@@ -8,7 +8,6 @@ import torch
 from conformance.cases.growing import GrowingCase
 from conformance.cases.sequences import token_ids
 from conformance.cases.tables import blocks_for
-from conformance.checks.read_sets import UNIT_ROUNDOFF
 from conformance.checks.steps import History, Pipeline, normal_rows, require_row
 from conformance.judge import Judge
 from reference import SequenceState
@@ -26,9 +25,8 @@ def check_growing(judge: Judge, case: GrowingCase) -> None:
         if not who:
             return
         total = sum(counts)
-        # equal small queries keep every weight near 1/n: a token that is not seen shows
+        # small queries keep every weight near 1/n: a token that is not seen shows
         q = 0.125 * normal_rows(generator, total, heads, case.head_dim, case.dtype)
-        q = q.to(case.dtype).float()
         key = normal_rows(generator, total, case.num_kv_heads, case.head_dim, case.dtype)
         value = 4.0 * normal_rows(generator, total, case.num_kv_heads, case.head_dim, case.dtype)
         states, row = [], 0
@@ -41,6 +39,8 @@ def check_growing(judge: Judge, case: GrowingCase) -> None:
             states.append(SequenceState(token_ids(i, known), cached, counts[i], table))
             row += counts[i]
         out = (pipeline.prefill if prefill else pipeline.decode)(states, q, key, value)
+        if out is None:
+            return
         row = 0
         for i, state in zip(who, states, strict=True):
             for t in range(counts[i]):
@@ -50,7 +50,7 @@ def check_growing(judge: Judge, case: GrowingCase) -> None:
                     f"= logical block {(visible - 1) // case.block_size}, offset {(visible - 1) % case.block_size}"
                 )
                 share = require_row(
-                    out[row], q[row], past[i], visible, pipeline.scale, UNIT_ROUNDOFF[case.dtype], case.head_dim, where
+                    out[row], q[row], past[i], visible, pipeline.scale, case.dtype, judge.capabilities.float32_products, where
                 )
                 judge.note_budget(case.dtype, share)
                 row += 1

@@ -110,26 +110,21 @@ def parallel(judge: Judge, ranks: Ranks, case: LogitsCase) -> None:
     hidden, weight = case.tensors
     shards = dict(zip(members, weight.split(list(case.shards)), strict=True))
     answers = ranks.run(case.ranks, {rank: (hidden, shard, case.cu_seqlens_q) for rank, shard in shards.items()})
-    silent = [rank for rank in members if answers[rank].kind == "silent"]
-    told = {rank: answers[rank].told() for rank in members}
-    if silent:
-        facts = [(f"rank {rank}", told[rank]) for rank in members]
-        raise Broken(*facts, likely="not every rank of the group reaches the collective, or its destination is no global rank")
-    raised = [rank for rank in members if answers[rank].kind == "raised"]
-    if raised:
-        raise Broken(*[(f"rank {rank}", told[rank]) for rank in members])
-    refused = [rank for rank in members if answers[rank].kind == "refused"]
-    if len(refused) == len(members):
+    kinds = {answers[rank].kind for rank in members}
+    facts = [(f"rank {rank}", answers[rank].told()) for rank in members]
+    if kinds == {"refused"}:
         raise Refused(answers[members[0]].text)
-    if refused:
-        raise Broken(*[(f"rank {rank}", told[rank]) for rank in members], likely="a refusal must come on every rank, or the others wait")
+    if "refused" in kinds:
+        raise Broken(*facts, likely="a refusal must come on every rank, or the others wait for it")
+    if kinds & {"silent", "raised"}:
+        raise Broken(*facts, likely="not every rank of the group reaches the collective, or its destination is no global rank of the group")
     first, *others = members
     for rank in members:
         if answers[rank].changed:
             judge.note_beside("LOGIT-3", f"parallel_logits wrote into its {answers[rank].changed} on rank {rank}")
     if answers[first].kind != "tensor" or any(answers[rank].kind != "none" for rank in others):
         where = f"the group's first rank is global rank {first}: it returns the logits, the others None"
-        raise Broken(*[(f"rank {rank}", told[rank]) for rank in members], ("must be", where))
+        raise Broken(*facts, ("must be", where))
     require_logits(answers[first].tensor, case, masked=True)
     require_columns(judge, answers[first], case)
 
@@ -141,10 +136,11 @@ def require_columns(judge: Judge, answer: Answer, case: LogitsCase) -> None:
     if torch.equal(got, want):
         return
     if all(bool((case.all_logits == row).all(dim=1).any()) for row in got):
-        judge.note_beside("LOGIT-2" if case.decode else "LOGIT-1", "parallel_logits took another row of hidden than the last of its sequence")
+        clause = "LOGIT-2" if case.decode else "LOGIT-1"
+        judge.note_beside(clause, "parallel_logits took another row of hidden than the last of its sequence")
         return
     starts = [sum(case.shards[:r]) for r in range(len(case.shards))]
-    facts = []
+    facts: list[tuple[str, str]] = []
     for shard, (start, width) in enumerate(zip(starts, case.shards, strict=True)):
         block = got[:, start : start + width]
         if torch.equal(block, want[:, start : start + width]):

@@ -35,7 +35,7 @@ Given = tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]  # hidden, weight
 class Answer:
     """What one rank gave."""
 
-    kind: str  # tensor, none, refused, raised, silent
+    kind: str  # tensor, none, other, refused, raised, silent
     text: str = ""
     tensor: torch.Tensor | None = None
     changed: str = ""  # the name of an input that was written
@@ -44,7 +44,8 @@ class Answer:
         if self.kind == "tensor":
             assert self.tensor is not None
             return f"returned a tensor of shape {tuple(self.tensor.shape)}"
-        return {"none": "returned None", "silent": "did not come back: it waits for the others, or runs for ever"}.get(self.kind, self.text)
+        verbs = {"none": "returned None", "other": "returned", "silent": "did not come back: it waits for the others, or runs for ever"}
+        return f"{verbs.get(self.kind, 'raised')} {self.text}".rstrip()
 
 
 class Ranks:
@@ -171,9 +172,9 @@ def answered(implementation: Implementation, device: torch.device, group: Any, g
         result = implementation.call("parallel_logits", *tensors, **({} if group is None else {"group": group}))
     except Refused as refusal:
         inside = inside_torch_distributed(refusal.__cause__)
-        return "raised" if inside else "refused", f"raised {refusal}{' inside torch.distributed' if inside else ''}", None, ""
+        return ("raised", f"{refusal} inside torch.distributed", None, "") if inside else ("refused", str(refusal), None, "")
     except Broken as broken:
-        return "raised", str(broken), None, ""
+        return "raised", "; ".join(text for _, text in broken.finding.facts), None, ""
     except Exception as error:
         return "raised", f"{type(error).__name__}: {error}", None, ""
     names = ("hidden", "weight_shard", "cu_seqlens_q")
@@ -181,7 +182,7 @@ def answered(implementation: Implementation, device: torch.device, group: Any, g
     if result is None:
         return "none", "", None, ", ".join(changed)
     if not isinstance(result, torch.Tensor):
-        return "raised", f"returned a {type(result).__name__}", None, ""
+        return "other", f"a {type(result).__name__}", None, ""
     return "tensor", "", flattened(result), ", ".join(changed)
 
 

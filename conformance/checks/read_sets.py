@@ -18,11 +18,11 @@ import torch
 
 from conformance.cases.attention import AttentionCase
 from conformance.checks.attention_call import AttentionCall, attend, head_name, loud_numbers, row_name
+from conformance.checks.budget import SMALLEST_STEP, UNIT_ROUNDOFF
 from conformance.checks.localise import localise
 from conformance.findings import Broken, Call
 from conformance.judge import Judge
 
-UNIT_ROUNDOFF = {torch.bfloat16: 2.0**-8, torch.float16: 2.0**-11, torch.float32: 2.0**-24}
 LARGEST_COUNT = {torch.bfloat16: 32, torch.float16: 96, torch.float32: 96}  # of a bucket, so that a step of one stands out of the rounding
 PICKED_SCORE = 44.0  # exp(-44) = 8e-20: what was not picked weighs nothing in float32, and exp(44) is still finite
 KEY_BUCKETS = 8
@@ -114,8 +114,8 @@ def require_counts(judge: Judge, case: AttentionCase, call: AttentionCall, sums:
     sees = np.array([visible > 0 for _, visible in case.rows], dtype=bool)
     want = torch.from_numpy(counts / np.maximum(attended, 1)[:, :, None])
     slack = UNIT_ROUNDOFF[case.dtype]
-    # one rounding of the weight, one of the output, float32 sums of n exact terms, exp and division to 2^-20
-    limit = want * (2.5 * slack + 2.0**-18 + torch.from_numpy(attended)[:, :, None] * 2.0**-23) + 2.0**-40
+    # one rounding of the weight, one of the output, float32 sums of n exact terms, exp and division; half precision's smallest step
+    limit = want * (2.5 * slack + 2.0**-18 + torch.from_numpy(attended)[:, :, None] * 2.0**-23) + 2.0**-40 + 2 * SMALLEST_STEP[case.dtype]
     error = (call.out - want).abs()
     wrong = ~(error <= limit) & torch.from_numpy(sees)[:, None, None]
     judge.note_budget(case.dtype, float((error / limit)[torch.from_numpy(sees)].nan_to_num(0.0).max()) if sees.any() else 0.0)

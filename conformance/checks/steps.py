@@ -13,6 +13,7 @@ import numpy as np
 import torch
 
 import reference
+from conformance.checks.budget import exact_and_limit
 from conformance.checks.values import round_to
 from conformance.findings import Broken
 from conformance.judge import Judge
@@ -57,11 +58,19 @@ class Pipeline:
             return self.judge.call(function, *args, **kwargs)
         return getattr(reference, function)(*args, **kwargs)
 
-    def prefill(self, states: Sequence[SequenceState], q: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
-        """One prefill step of a layer: q, key, value (T, heads, D) of the scheduled tokens. Returns (T, Hq, D) float64 on the CPU."""
+    def offers(self, function: str) -> bool:
+        return function in self.judge.implementation.offered
+
+    def prefill(self, states: Sequence[SequenceState], q: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor | None:
+        """One prefill step of a layer: q, key, value (T, heads, D) of the scheduled tokens. Returns (T, Hq, D) float64 on the CPU.
+
+        None if the implementation offers no prefill_attention: what the reference would say is not judged.
+        """
         batch = self.run("prepare_prefill", states, self.block_size, device=self.judge.device)
         q, key, value = (t.to(self.judge.device, self.dtype) for t in (q, key, value))
         self.run("store_kvcache", key, value, self.k_cache, self.v_cache, batch.slot_mapping)
+        if not self.offers("prefill_attention"):
+            return None
         paged = batch.block_tables is not None
         out = self.run(
             "prefill_attention",
@@ -77,11 +86,13 @@ class Pipeline:
         )
         return out.to("cpu", torch.float64)
 
-    def decode(self, states: Sequence[SequenceState], q: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
-        """One decode step: q, key, value (B, heads, D) of each sequence's last token. Returns (B, Hq, D) float64 on the CPU."""
+    def decode(self, states: Sequence[SequenceState], q: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor | None:
+        """One decode step: q, key, value (B, heads, D) of each sequence's last token. Returns (B, Hq, D) float64 on the CPU, or None."""
         batch = self.run("prepare_decode", states, self.block_size, device=self.judge.device)
         q, key, value = (t.to(self.judge.device, self.dtype) for t in (q, key, value))
         self.run("store_kvcache", key, value, self.k_cache, self.v_cache, batch.slot_mapping)
+        if not self.offers("decode_attention"):
+            return None
         out = self.run(
             "decode_attention",
             q,
@@ -94,40 +105,25 @@ class Pipeline:
         return out.to("cpu", torch.float64)
 
 
-def dense(q: torch.Tensor, history: History, visible: int, scale: float) -> tuple[torch.Tensor, torch.Tensor]:
-    """(Hq, D) float64: one query row over its sequence's own past, and A = sum p |v| for the budget."""
-    group = q.shape[0] // history.keys.shape[1]
-    keys = history.keys[:visible].double().repeat_interleave(group, dim=1)
-    values = history.values[:visible].double().repeat_interleave(group, dim=1)
-    weights = torch.softmax(scale * torch.einsum("hd,nhd->hn", q.double(), keys), dim=1)
-    return torch.einsum("hn,nhd->hd", weights, values), torch.einsum("hn,nhd->hd", weights, values.abs())
-
-
-def coded_rows(generator: np.random.Generator, count: int, num_kv_heads: int, head_dim: int) -> torch.Tensor:
-    """(count, Hk, D) value rows, each one-hot at a random dimension: what a row of weights 1/n sums to are counts."""
-    dims = generator.integers(0, head_dim, size=(count, num_kv_heads))
-    return torch.nn.functional.one_hot(torch.from_numpy(dims), head_dim).float()
-
-
 def require_row(
-    got: torch.Tensor, q: torch.Tensor, history: History, visible: int, scale: float, unit: float, head_dim: int, where: str
+    got: torch.Tensor, q: torch.Tensor, history: History, visible: int, scale: float, dtype: torch.dtype, products: str, where: str
 ) -> float:
     """One query row (Hq, D) against dense attention over its own history, within the error budget. Returns error / budget."""
-    exact, magnitude = dense(q, history, visible, scale)
-    sizes = scale * torch.einsum("hd,nhd->hn", q.abs().double(), history.keys[:visible].abs().double().repeat_interleave(
-        q.shape[0] // history.keys.shape[1], dim=1))  # fmt: skip
-    score_error = (head_dim + 2) * 2.0**-24 * sizes.amax(dim=1, keepdim=True)
-    limit = magnitude * (unit + 2 * score_error + (visible + 16) * 2.0**-24 + 2.0**-22) + unit * exact.abs() + 2.0**-40
-    wrong = ~((got - exact).abs() <= limit)
+    sees = torch.tensor([visible])
+    exact, limit = exact_and_limit(q[None], history.keys[:visible], history.values[:visible], sees, scale, dtype, products)
+    error = (got - exact[0]).abs()
+    wrong = ~(error <= limit[0])
     if wrong.any():
         head, dim = (int(x) for x in wrong.nonzero()[0])
         raise Broken(
             ("at", where),
-            (f"query head {head}, dimension {dim}", f"got {float(got[head, dim]):.8g}, want {float(exact[head, dim]):.8g} "
-             f"± {float(limit[head, dim]):.3g}"),
+            (
+                f"head {head}, dimension {dim}",
+                f"got {float(got[head, dim]):.8g}, want {float(exact[0, head, dim]):.8g} ± {float(limit[0, head, dim]):.3g}",
+            ),
             ("wrong", f"{int(wrong.sum())} of {wrong.numel()} elements of this row"),
-        )  # fmt: skip
-    return float(((got - exact).abs() / limit).max())
+        )
+    return float((error / limit[0]).max())
 
 
 def normal_rows(generator: np.random.Generator, count: int, heads: int, head_dim: int, dtype: torch.dtype) -> torch.Tensor:

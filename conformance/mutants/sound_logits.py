@@ -12,7 +12,12 @@ class SoundLogits:
         return self.product(self.pick(hidden, rows.long()), weight)
 
     def parallel_logits(
-        self, hidden: torch.Tensor, weight_shard: torch.Tensor, cu_seqlens_q: torch.Tensor | None = None, *, group: dist.ProcessGroup | None = None
+        self,
+        hidden: torch.Tensor,
+        weight_shard: torch.Tensor,
+        cu_seqlens_q: torch.Tensor | None = None,
+        *,
+        group: dist.ProcessGroup | None = None,
     ) -> torch.Tensor | None:
         shard = self.last_token_logits(hidden, weight_shard, cu_seqlens_q)
         widths = self.widths(shard, group)
