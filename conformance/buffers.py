@@ -141,7 +141,7 @@ def index_in_view(view: torch.Tensor, element: int) -> tuple[int, ...] | None:
     """The index of the view that lies at this element of its storage, if one does."""
     rest = element - view.storage_offset()
     index = [0] * view.dim()
-    for axis in sorted(range(view.dim()), key=lambda a: -view.stride(a)):
+    for axis in sorted(range(view.dim()), key=lambda a: view.stride()[a], reverse=True):
         if view.stride(axis) > 0 and view.shape[axis] > 1:
             index[axis] = min(rest // view.stride(axis), view.shape[axis] - 1) if rest >= 0 else 0
             rest -= index[axis] * view.stride(axis)

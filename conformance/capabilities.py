@@ -61,5 +61,5 @@ def read_dtype(dtype: str | torch.dtype) -> torch.dtype:
     if dtype in DTYPES.values():
         return dtype  # type: ignore[return-value]  # it is one of the values, all of them torch.dtype
     if dtype in DTYPES:
-        return DTYPES[dtype]  # type: ignore[index]  # it is one of the keys, all of them str
+        return DTYPES[dtype]
     raise ValueError(f"CAPABILITIES names the dtype {dtype!r}, known are {', '.join(DTYPES)}")

@@ -45,17 +45,17 @@ CLAUSES: dict[str, Clause] = {
         Clause("KV-5", "int32 and int64 mappings, T = 0, Hk * D not a power of two", STORE),
         Clause("KV-6", "element offsets beyond 2^31 are addressed", STORE),
         *[
-            Clause(f"{family}-{number}", sentence.format(row=row), functions, **more)
+            Clause(f"{family}-{number}", sentence.format(row=row), functions)
             for family, row, functions in (("PRE", "a prefill row", PREFILL), ("DEC", "a decode row", DECODE))
-            for number, sentence, more in (
-                (1, "{row} attends to exactly its visible positions, each once, K and V of the same slot", {}),
-                (2, "{row}'s values lie within the error budget of the float64 oracle", {}),
-                (3, "block order, unused table cells, spare columns, foreign blocks and pool size have no influence on {row}", {}),
-                (5, "{row} depends on its own sequence alone: not on neighbours, batch order or batch size", {}),
-                (6, "query head h of {row} uses kv head h // G, for every group size G", {}),
-                (7, "scale is used as given, and extreme scores of {row} change nothing", {}),
-                (8, "every output row is written, and empty sequences disturb nobody beside {row}", {}),
-                (9, "inputs and metadata of {row} are unchanged, and an earlier result is not overwritten by a later call", {}),
+            for number, sentence in (
+                (1, "{row} attends to exactly its visible positions, each once, K and V of the same slot"),
+                (2, "{row}'s values lie within the error budget of the float64 oracle"),
+                (3, "block order, unused table cells, spare columns, foreign blocks and pool size have no influence on {row}"),
+                (5, "{row} depends on its own sequence alone: not on neighbours, batch order or batch size"),
+                (6, "query head h of {row} uses kv head h // G, for every group size G"),
+                (7, "scale is used as given, and extreme scores of {row} change nothing"),
+                (8, "every output row is written, and empty sequences disturb nobody beside {row}"),
+                (9, "inputs and metadata of {row} are unchanged, and an earlier result is not overwritten by a later call"),
             )
         ],
         Clause("PRE-4", "any split of a prefill into chunks equals one pass, and a prefill row the decode step at its position", PREFILL),

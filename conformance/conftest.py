@@ -6,6 +6,10 @@ The judging runs in worker processes (pytest-xdist), so that a kernel that kills
 from __future__ import annotations
 
 import os
+
+# numpy's threaded matmul is many times slower than one thread on the small tiles of the Triton interpreter; read when numpy is loaded
+os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+
 import re
 import signal
 import time
@@ -25,7 +29,6 @@ from conformance.implementation import CannotLoad, Implementation, load_implemen
 from conformance.judge import EFFORTS, Judge
 from conformance.verdicts import TestVerdict, clause_verdicts, render_finding, summary_lines, write_json
 
-TIMEOUT_SECONDS = 300
 implementation_key = pytest.StashKey[Implementation]()
 tests_key = pytest.StashKey[list[TestVerdict]]()
 waivers_key = pytest.StashKey[dict[str, str]]()
@@ -42,6 +45,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     group.addoption("--device", default="auto", help="cpu, cuda, or auto: cuda if there is one (default auto)")
     group.addoption("--effort", default="default", help="how many cases: quick, default or thorough")
     group.addoption("--seed", default="0", help="the seed that the cases are drawn with (default 0)")
+    group.addoption("--timeout-seconds", default="300", help="how long one test may judge before it is given the verdict timeout (default 300)")
     group.addoption("--waivers", default=None, help="a TOML file whose table [waivers] gives a reason for each clause that may fail")
     group.addoption("--verdict-json", default=".whichslot/verdict.json", help="where the verdict is written for other programs")
 
@@ -75,6 +79,8 @@ def load(config: pytest.Config) -> Implementation:
         raise CannotLoad(f"--effort {config.getoption('--effort')} is none of {', '.join(EFFORTS)}")
     if not re.fullmatch(r"\d{1,9}", config.getoption("--seed")):
         raise CannotLoad(f"--seed {config.getoption('--seed')} is no whole number of up to 9 digits")
+    if not re.fullmatch(r"[1-9]\d{0,5}", config.getoption("--timeout-seconds")):
+        raise CannotLoad(f"--timeout-seconds {config.getoption('--timeout-seconds')} is no whole number of seconds from 1 on")
     name = config.getoption("--device")
     if name == "auto":
         name = "cuda" if torch.cuda.is_available() else "cpu"
@@ -139,7 +145,7 @@ def judge(request: pytest.FixtureRequest) -> Iterator[Judge]:
     made = Judge(implementation, clause, offered, effort=config.getoption("--effort"), seed=int(config.getoption("--seed")))
     request.node.judge = made
     earlier = signal.signal(signal.SIGALRM, raise_timeout)
-    signal.alarm(TIMEOUT_SECONDS)
+    signal.alarm(int(config.getoption("--timeout-seconds")))
     yield made
     signal.alarm(0)
     signal.signal(signal.SIGALRM, earlier)
@@ -165,7 +171,7 @@ def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) ->
         report.longrepr = told["text"]
     elif isinstance(error, JudgementTimeout):
         told["verdict"] = "timeout"
-        told["text"] = f"{judge.implementation.name}.{judge.function} had not come back after {TIMEOUT_SECONDS} s"
+        told["text"] = f"{judge.implementation.name}.{judge.function} had not come back after {item.config.getoption('--timeout-seconds')} s"
         report.outcome, report.longrepr = "failed", told["text"]
     elif error is not None and report.failed:
         told["verdict"], told["text"] = "error", f"the judge could not run: {type(error).__name__}: {error}"
@@ -176,7 +182,7 @@ def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) ->
 
 def pytest_runtest_logreport(report: pytest.TestReport) -> None:
     tests = _tests
-    told = dict(report.user_properties).get("whichslot")
+    told: Any = dict(report.user_properties).get("whichslot")
     clause = clause_of(report.nodeid)
     if clause is None:
         return

@@ -41,4 +41,5 @@ def test_step_batches_of_real_requests(judge: Judge) -> None:
     except Refused as refusal:
         judge.record.examples += 1
         judge.record.refusals[str(refusal)] = 1
-    judge.record.notes.append(f"{len(requests)} requests, {replay.hit_tokens / replay.prompt_tokens:.0%} of their prompt tokens were prefix hits")
+    share = replay.hit_tokens / replay.prompt_tokens
+    judge.record.notes.append(f"{len(requests)} requests, {share:.0%} of their prompt tokens were prefix hits")

@@ -18,7 +18,8 @@ def test_store_kvcache_mapped_slots(judge: Judge) -> None:
 
 @pytest.mark.clause("KV-2", function="store_kvcache")
 def test_store_kvcache_everything_else(judge: Judge) -> None:
-    judge.for_all(stores(judge.capabilities, layouts=(("layer", "plain"), ("plain", "plain"))), functools.partial(check_store, judge), examples=60)
+    layouts = (("layer", "plain"), ("plain", "plain"))
+    judge.for_all(stores(judge.capabilities, layouts=layouts), functools.partial(check_store, judge), examples=60)
 
 
 @pytest.mark.clause("KV-3", function="store_kvcache")

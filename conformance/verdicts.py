@@ -61,8 +61,8 @@ def clause_verdicts(tests: Iterable[TestVerdict], waivers: dict[str, str]) -> li
     beside: dict[str, str] = {}
     for test in tests:
         by_clause.setdefault(test.clause, []).append(test)
-        for clause, text in (test.record.side_findings if test.record else {}).items():
-            beside.setdefault(clause, text)
+        for other, text in (test.record.side_findings if test.record else {}).items():
+            beside.setdefault(other, text)
     verdicts = []
     for clause in CLAUSES.values():
         own = by_clause.get(clause.id, [])
@@ -115,7 +115,12 @@ def render_finding(clause: Clause, finding: Finding, implementation: str, device
     """A failure on one screen, for someone who has never opened this repository."""
     lines = [f"FAIL  {clause.id}  {clause.sentence}", ""]
     parts = finding.case if isinstance(finding.case, tuple) else (finding.case,)
-    shown = [pair for part in parts for pair in (part.literals() if hasattr(part, "literals") else [("with", repr(part))] if part is not None else [])]
+    shown: list[tuple[str, str]] = []
+    for part in parts:
+        if hasattr(part, "literals"):
+            shown += part.literals()
+        elif part is not None:
+            shown.append(("with", repr(part)))
     headlines = [part.headline(implementation, device) for part in parts if hasattr(part, "headline")]
     lines.append("  " + (headlines[0] if headlines else f"{implementation}.{function}   {device}"))
     if shown:
@@ -164,9 +169,10 @@ def summary_lines(verdicts: list[ClauseVerdict], title: str) -> list[str]:
         lines.append(f"{family:<9} {note}{'   broken: ' + ', '.join(broken) if broken else ''}")
     lines.append("")
     judged = [v for v in verdicts if v.verdict != "not offered"]
+    name, _, circumstances = title.partition(" · ")
+    held, refused = sum(v.holds for v in judged), sum(v.refused for v in verdicts)
     lines.append(
-        f"{title.split(' · ')[0]}: {sum(v.holds for v in judged)} of {len(judged)} clauses hold, "
-        f"{sum(v.refused for v in verdicts)} refused cases, {len(verdicts) - len(judged)} not offered · {' · '.join(title.split(' · ')[1:])}"
+        f"{name}: {held} of {len(judged)} clauses hold, {refused} refused cases, {len(verdicts) - len(judged)} not offered · {circumstances}"
     )
     return lines
 

@@ -10,7 +10,16 @@ import math
 
 import torch
 
-from reference.preconditions import require, require_blocks_in_cache, require_cu_seqlens, require_table
+from reference.preconditions import (
+    count,
+    require,
+    require_block_size,
+    require_block_tables,
+    require_blocks_in_cache,
+    require_cu_seqlens,
+    require_integers,
+    require_table,
+)
 
 
 def prefill_attention(
@@ -30,7 +39,8 @@ def prefill_attention(
     q: (T, Hq, D). Without block_tables k, v: (T_k, Hk, D) are the keys and values of this pass, end to end as cu_seqlens_k says; with
     block_tables (B, M) they are the caches (N, S, Hk, D), already stored to. Query row t of a sequence with q_len queries and k_len keys
     sees positions 0 ... k_len - q_len + t. A row that sees nothing is 0. Computed in float64, returned in q's dtype.
-    Raises ValueError for cu_seqlens that decrease or do not fit, for Hq not a multiple of Hk, and for a bad table.
+    Raises ValueError for cu_seqlens that decrease or do not fit, for shapes that do not fit (k and v have one shape, Hq is a multiple of
+    Hk), and for a bad table.
     """
     return prefill_attention_with_lse(
         q, k, v, cu_seqlens_q=cu_seqlens_q, cu_seqlens_k=cu_seqlens_k, max_seqlen_q=max_seqlen_q, max_seqlen_k=max_seqlen_k,
@@ -51,16 +61,25 @@ def prefill_attention_with_lse(
     block_tables: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """As `prefill_attention`, in float64, with the natural log-sum-exp of the scaled scores (T, Hq); -inf for a row that sees nothing."""
-    require_heads(q, k)
+    require(q.dim() == 3, f"q has shape {tuple(q.shape)}, it must be (T, Hq, D)")
+    if block_tables is None:
+        require(k.dim() == 3, f"k has shape {tuple(k.shape)}, without block_tables it must be (T_k, Hk, D)")
+    else:
+        require(k.dim() == 4, f"k has shape {tuple(k.shape)}, with block_tables it must be (N, S, Hk, D)")
+    require_heads(q, k, v, "k", "v")
     starts_q = require_cu_seqlens(cu_seqlens_q, len(q), "cu_seqlens_q")
     starts_k = require_cu_seqlens(cu_seqlens_k, len(k) if block_tables is None else None, "cu_seqlens_k")
-    require(len(starts_q) == len(starts_k), f"cu_seqlens_q has {len(starts_q)} entries, cu_seqlens_k {len(starts_k)}")
+    require(
+        len(starts_q) == len(starts_k), f"cu_seqlens_q has {count(len(starts_q), 'entry', 'entries')}, cu_seqlens_k {len(starts_k)}"
+    )
+    if block_tables is not None:
+        require_block_tables(block_tables, len(starts_q) - 1)
     out = torch.zeros(q.shape, dtype=torch.float64, device=q.device)
     lse = torch.full(q.shape[:2], -math.inf, dtype=torch.float64, device=q.device)
     for i in range(len(starts_q) - 1):
         q_len, k_len = starts_q[i + 1] - starts_q[i], starts_k[i + 1] - starts_k[i]
-        require(q_len <= max_seqlen_q, f"sequence {i} has {q_len} query tokens, max_seqlen_q is {max_seqlen_q}")
-        require(k_len <= max_seqlen_k, f"sequence {i} has {k_len} keys, max_seqlen_k is {max_seqlen_k}")
+        require(q_len <= max_seqlen_q, f"sequence {i} has {count(q_len, 'query token')}, max_seqlen_q is {max_seqlen_q}")
+        require(k_len <= max_seqlen_k, f"sequence {i} has {count(k_len, 'key')}, max_seqlen_k is {max_seqlen_k}")
         if q_len == 0:
             continue
         if block_tables is None:
@@ -84,7 +103,8 @@ def decode_attention(
     """(B, Hq, D): one query per sequence over the first context_lens[i] positions of its table (clauses DEC-1...9).
 
     q: (B, Hq, D), k_cache, v_cache: (N, S, Hk, D), context_lens: (B,), block_tables: (B, M). A sequence's own newest KV is already stored.
-    A row of context 0 (graph padding) is 0. Computed in float64, returned in q's dtype. Raises ValueError for a bad table or length.
+    A row of context 0 (graph padding) is 0. Computed in float64, returned in q's dtype. Raises ValueError for shapes that do not fit
+    and for a bad table or length.
     """
     return decode_attention_with_lse(
         q, k_cache, v_cache, context_lens=context_lens, block_tables=block_tables, scale=scale
@@ -101,10 +121,14 @@ def decode_attention_with_lse(
     scale: float,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """As `decode_attention`, in float64, with the natural log-sum-exp of the scaled scores (B, Hq)."""
-    require_heads(q, k_cache)
+    require(q.dim() == 3, f"q has shape {tuple(q.shape)}, it must be (B, Hq, D)")
+    require(k_cache.dim() == 4, f"k_cache has shape {tuple(k_cache.shape)}, it must be (N, S, Hk, D)")
+    require_heads(q, k_cache, v_cache, "k_cache", "v_cache")
+    require_integers(context_lens, "context_lens", "(B,)")
+    require_integers(block_tables, "block_tables", "(B, M)")
     require(
         len(q) == len(context_lens) == len(block_tables),
-        f"q has {len(q)} rows, context_lens {len(context_lens)}, block_tables {len(block_tables)}",
+        f"q has {count(len(q), 'row')}, context_lens {len(context_lens)}, block_tables {len(block_tables)}",
     )
     out = torch.zeros(q.shape, dtype=torch.float64, device=q.device)
     lse = torch.full(q.shape[:2], -math.inf, dtype=torch.float64, device=q.device)
@@ -120,6 +144,7 @@ def walk_block_table(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Keys and values (length, Hk, D) of positions 0 ... length - 1, fetched one position after the other."""
     num_blocks, block_size = k_cache.shape[:2]
+    require_block_size(block_size)
     require_table(block_table, length, block_size, who)
     require_blocks_in_cache(block_table[: -(-length // block_size)], num_blocks, who)
     keys = torch.empty((length, *k_cache.shape[2:]), dtype=k_cache.dtype, device=k_cache.device)
@@ -136,37 +161,45 @@ def attend_token_by_token(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """One sequence: q (t, Hq, D) over keys, values (n, Hk, D). Returns out (t, Hq, D) and lse (t, Hq), float64.
 
-    Row r sees positions 0 ... n - t + r; query head h reads key/value head h // (Hq / Hk).
+    Row r sees positions 0 ... n - t + r; query head h reads key/value head h // (Hq / Hk). Every query head takes its step at once:
+    a score, a weight and a denominator are (Hq, 1), one number a head.
     """
     num_rows, num_heads, _ = q.shape
     group_size = num_heads // keys.shape[1]
-    q, keys, values = q.double(), keys.double(), values.double()
+    kv_head_of = torch.tensor([head // group_size for head in range(num_heads)], dtype=torch.int64, device=q.device)
+    q = q.double().contiguous()
+    keys = keys.double().index_select(1, kv_head_of)  # (n, Hq, D): the key that each query head reads
+    values = values.double().index_select(1, kv_head_of)
     out = torch.zeros_like(q)
     lse = torch.full((num_rows, num_heads), -math.inf, dtype=torch.float64, device=q.device)
     for row in range(num_rows):
         num_visible = len(keys) - num_rows + row + 1
         if num_visible <= 0:
             continue
-        for head in range(num_heads):
-            kv_head = head // group_size
-            scores = [scale * torch.dot(q[row, head], keys[position, kv_head]) for position in range(num_visible)]
-            largest = max(scores)
-            weights = [torch.exp(score - largest) for score in scores]
-            denominator = sum(weights[1:], weights[0])
-            for position in range(num_visible):
-                out[row, head] += weights[position] / denominator * values[position, kv_head]
-            lse[row, head] = largest + torch.log(denominator)
+        query = q[row]
+        scores = [scale * (query * keys[position]).sum(dim=1, keepdim=True) for position in range(num_visible)]
+        largest = torch.stack(scores).amax(dim=0)
+        denominator, weighted_sum = torch.zeros_like(largest), torch.zeros_like(query)
+        for position in range(num_visible):
+            weight = torch.exp(scores[position] - largest)
+            denominator += weight
+            weighted_sum += weight * values[position]
+        out[row] = weighted_sum / denominator
+        lse[row] = (largest + torch.log(denominator))[:, 0]
     return out, lse
 
 
 def attend_dense(q: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, scale: float) -> tuple[torch.Tensor, torch.Tensor]:
-    """The same as `attend_token_by_token`, as matrices: softmax(scale * Q K^T + mask) V, a head at a time."""
+    """The same as `attend_token_by_token`, as matrices: softmax(scale * Q K^T + mask) V, a head at a time.
+
+    A hidden score is -inf, whatever the key; a hidden value stays out of the product, for 0 * NaN is NaN.
+    """
     num_rows, num_heads, _ = q.shape
     group_size = num_heads // keys.shape[1]
     q, keys, values = q.double(), keys.double(), values.double()
+    num_visible = [max(0, len(keys) - num_rows + row + 1) for row in range(num_rows)]
     positions = torch.arange(len(keys), device=q.device)
-    last_visible = len(keys) - num_rows + torch.arange(num_rows, device=q.device)
-    hidden = positions[None, :] > last_visible[:, None]
+    hidden = positions[None, :] >= torch.tensor(num_visible, dtype=torch.int64, device=q.device)[:, None]
     out = torch.zeros_like(q)
     lse = torch.full((num_rows, num_heads), -math.inf, dtype=torch.float64, device=q.device)
     if len(keys) == 0:
@@ -175,12 +208,17 @@ def attend_dense(q: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, scal
         scores = scale * (q[:, head] @ keys[:, head // group_size].T)
         scores = scores.masked_fill(hidden, -math.inf)
         lse[:, head] = torch.logsumexp(scores, dim=1)
-        weights = torch.softmax(scores, dim=1).nan_to_num(0.0)  # a row that sees nothing has no weights
-        out[:, head] = weights @ values[:, head // group_size]
+        weights = torch.softmax(scores, dim=1)
+        for row, n in enumerate(num_visible):
+            out[row, head] = weights[row, :n] @ values[:n, head // group_size]  # n = 0: an empty sum
     return out, lse
 
 
-def require_heads(q: torch.Tensor, k: torch.Tensor) -> None:
+def require_heads(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, k_name: str, v_name: str) -> None:
     query_heads, kv_heads = q.shape[-2], k.shape[-2]
-    require(query_heads % kv_heads == 0, f"{query_heads} query heads are no multiple of {kv_heads} key/value heads")
-    require(q.shape[-1] == k.shape[-1], f"q has head dimension {q.shape[-1]}, k has {k.shape[-1]}")
+    require(k.shape == v.shape, f"{k_name} has shape {tuple(k.shape)}, {v_name} {tuple(v.shape)}")
+    require(kv_heads >= 1, f"{k_name} has shape {tuple(k.shape)}, it must have at least 1 key/value head")
+    require(
+        query_heads % kv_heads == 0, f"q has {count(query_heads, 'query head')}, no multiple of the {kv_heads} key/value heads"
+    )
+    require(q.shape[-1] == k.shape[-1], f"q has head dimension {q.shape[-1]}, {k_name} has {k.shape[-1]}")

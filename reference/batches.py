@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import torch
 
-from reference.preconditions import require, require_block_size, require_table
+from reference.preconditions import LARGEST_INT32, count, require, require_block_size, require_int32_slots, require_table
 from reference.records import DecodeBatch, PrefillBatch, SequenceState
 from reference.slots import slot_of_position, slots_block_by_block
 
@@ -16,8 +16,8 @@ def prepare_prefill(sequences: Sequence[SequenceState], block_size: int, *, devi
 
     A sequence's table holds at least the blocks up to its chunk's end. In a warm-up pass no sequence has a table: slot_mapping is then
     empty and block_tables None. block_tables is None too if no sequence has cached tokens; if one has, every sequence gets its row.
-    Raises ValueError for an empty batch, a sequence that schedules nothing, counts past the sequence, and a table that is too short or
-    holds a negative id.
+    Raises ValueError for an empty batch, a sequence that schedules nothing, counts past the sequence, a table that is too short or holds
+    a negative id, and a slot or block id that does not fit int32.
 
     Two sequences at block size 4; the second one has 4 cached tokens and schedules 2 of its 3 remaining ones:
 
@@ -43,17 +43,20 @@ def prepare_prefill(sequences: Sequence[SequenceState], block_size: int, *, devi
         require(end > start, f"sequence {i} schedules {end - start} tokens, a prefill needs at least 1 of each sequence")
         require(
             end <= len(sequence.token_ids),
-            f"sequence {i} has {len(sequence.token_ids)} tokens, {start} cached and {end - start} scheduled ones end at {end}",
+            f"sequence {i} has {count(len(sequence.token_ids), 'token')}, "
+            f"num_cached_tokens {start} and num_scheduled_tokens {end - start} end at {end}",
         )
         input_ids.extend(sequence.token_ids[start:end])
         positions.extend(range(start, end))
         cu_seqlens_q.append(cu_seqlens_q[-1] + end - start)
         cu_seqlens_k.append(cu_seqlens_k[-1] + end)
         if warm_up:
-            require(start == 0, f"sequence {i} has {start} cached tokens and no block table")
+            require(start == 0, f"sequence {i} has {count(start, 'cached token')} and no block table")
         else:
             require_table(sequence.block_table, end, block_size, f"sequence {i}")
-            slot_mapping.extend(slots_block_by_block(sequence.block_table, start, end, block_size))
+            slots = slots_block_by_block(sequence.block_table, start, end, block_size)
+            require_int32_slots(slots, range(start, end), f"sequence {i}")
+            slot_mapping.extend(slots)
     any_cached = any(sequence.num_cached_tokens > 0 for sequence in sequences)
     return PrefillBatch(
         input_ids=torch.tensor(input_ids, dtype=torch.int64, device=device),
@@ -70,7 +73,8 @@ def prepare_prefill(sequences: Sequence[SequenceState], block_size: int, *, devi
 def prepare_decode(sequences: Sequence[SequenceState], block_size: int, *, device: str | torch.device = "cpu") -> DecodeBatch:
     """The last token of each sequence, at position len - 1, and the slot that its KV goes to (clauses BATCH-6, SLOT-2).
 
-    Raises ValueError for an empty batch, a sequence without tokens, and a table that is too short or holds a negative id.
+    Raises ValueError for an empty batch, a sequence without tokens, a table that is too short or holds a negative id, and a slot
+    or block id that does not fit int32.
 
     >>> batch = prepare_decode([SequenceState([5, 6, 7, 8, 9], 4, 1, [2, 6])], 4)
     >>> [field.tolist() for field in batch]
@@ -83,6 +87,8 @@ def prepare_decode(sequences: Sequence[SequenceState], block_size: int, *, devic
         require(lengths[i] >= 1, f"sequence {i} has no token to decode from")
         require_table(sequence.block_table, lengths[i], block_size, f"sequence {i}")
     slots = [slot_of_position(s.block_table, n - 1, block_size) for s, n in zip(sequences, lengths, strict=True)]
+    for i, slot in enumerate(slots):
+        require_int32_slots([slot], [lengths[i] - 1], f"sequence {i}")
     return DecodeBatch(
         input_ids=torch.tensor([sequence.token_ids[-1] for sequence in sequences], dtype=torch.int64, device=device),
         positions=torch.tensor([length - 1 for length in lengths], dtype=torch.int64, device=device),
@@ -94,6 +100,10 @@ def prepare_decode(sequences: Sequence[SequenceState], block_size: int, *, devic
 
 def padded_block_tables(sequences: Sequence[SequenceState], device: str | torch.device) -> torch.Tensor:
     """(B, M) int32: row i is sequence i's own table, -1 beyond it; M is the longest table's length."""
+    for i, sequence in enumerate(sequences):
+        for column, block in enumerate(sequence.block_table):
+            fits = -LARGEST_INT32 <= block <= LARGEST_INT32
+            require(fits, f"sequence {i} has block id {block} in column {column} of its table, it does not fit int32")
     width = max(len(sequence.block_table) for sequence in sequences)
     rows = [list(sequence.block_table) + [-1] * (width - len(sequence.block_table)) for sequence in sequences]
     return torch.tensor(rows, dtype=torch.int32, device=device)

@@ -10,7 +10,7 @@ import math
 
 import torch
 
-from reference.preconditions import require
+from reference.preconditions import count, require
 
 
 def probabilities(logits: torch.Tensor, temperatures: torch.Tensor) -> torch.Tensor:
@@ -19,13 +19,17 @@ def probabilities(logits: torch.Tensor, temperatures: torch.Tensor) -> torch.Ten
     The row's largest logit is subtracted before the division, so that a small T overflows nothing.
     A row with no distribution (a NaN, a +inf, or nothing but -inf) is NaN throughout.
     """
-    require(logits.dim() == 2, f"logits have shape {tuple(logits.shape)}, they must be (B, V)")
-    require(len(logits) == len(temperatures), f"logits have {len(logits)} rows, temperatures {len(temperatures)}")
+    require(
+        logits.dim() == 2 and logits.shape[1] >= 1,
+        f"logits have shape {tuple(logits.shape)}, they must be (B, V) with V at least 1",
+    )
+    require(temperatures.dim() == 1, f"temperatures have shape {tuple(temperatures.shape)}, they must be (B,)")
+    require(len(logits) == len(temperatures), f"logits have {count(len(logits), 'row')}, temperatures {len(temperatures)}")
+    logits, given, temperatures = logits.float(), temperatures.tolist(), temperatures.float()
     for row, temperature in enumerate(temperatures.tolist()):
-        require(temperature > 0, f"row {row} has temperature {temperature}, it must be above 0")
-    logits = logits.float()
+        require(0 < temperature < math.inf, f"row {row} has temperature {given[row]}, it must be finite and above 0 in float32")
     below_largest = logits - logits.max(dim=1, keepdim=True).values
-    return torch.softmax(below_largest / temperatures.float()[:, None], dim=1)
+    return torch.softmax(below_largest / temperatures[:, None], dim=1)
 
 
 def sample(
@@ -33,8 +37,9 @@ def sample(
 ) -> torch.Tensor:
     """(B,) int64: one token a row, distributed as softmax(logits / T) in float32 (clauses SAMPLE-1...9).
 
-    logits: (B, V) of any float dtype; temperatures: (B,) above 0; noise: (B, V) of Exp(1) draws, then the result is exactly the race's
-    winner; seed: makes the draw repeatable. A row with no distribution gives token 0. Raises ValueError for T <= 0 and shapes that differ.
+    logits: (B, V) of any float dtype, V at least 1; temperatures: (B,), finite and above 0 as float32; noise: (B, V) of Exp(1) draws,
+    then the result is exactly the race's winner and seed is ignored; seed: makes the draw without noise repeatable.
+    A row with no distribution gives token 0. Raises ValueError for any other T, for negative noise, and for shapes that do not fit.
 
     >>> sample(torch.tensor([[0.0, 0.0]]), torch.tensor([1.0]), noise=torch.tensor([[0.5, 0.25]])).tolist()
     [1]

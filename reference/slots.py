@@ -21,17 +21,25 @@ from collections.abc import Sequence
 
 import torch
 
-from reference.preconditions import require, require_block_size, require_cu_seqlens, require_table
+from reference.preconditions import (
+    require,
+    require_block_size,
+    require_block_tables,
+    require_cu_seqlens,
+    require_int32_slots,
+    require_integers,
+    require_table,
+)
 
 
-def slot_of_position(block_table: Sequence[int], position: int, block_size: int) -> int:
+def slot_of_position(block_table: Sequence[int], position: int, block_size: int, who: str = "the sequence") -> int:
     """slot(p) = table[p // S] * S + p % S  (clause SLOT-1).
 
-    Raises ValueError if the table has no block for `position`.
+    Raises ValueError if the table has no block for `position`; the sentence begins with `who`.
     """
     require_block_size(block_size)
-    require(position >= 0, f"position {position} is negative")
-    require_table(block_table, position + 1, block_size, "the sequence")
+    require(position >= 0, f"{who} has position {position}, it must be at least 0")
+    require_table(block_table, position + 1, block_size, who)
     return block_table[position // block_size] * block_size + position % block_size
 
 
@@ -60,19 +68,20 @@ def compute_slot_mapping(
     """slot_mapping (T,) int32 from the batch's tensors.
 
     positions: (T,) int64, cu_seqlens_q: (B+1,) int32, block_tables: (B, M) int32, any number of spare columns.
-    Raises ValueError for cu_seqlens that decrease or do not end at T, and for a position that has no block.
+    Raises ValueError for cu_seqlens that decrease or do not end at T, for block_tables that are not (B, M), and for a position that is
+    negative, has no block, or whose slot does not fit int32.
 
     >>> compute_slot_mapping(torch.tensor([4, 5, 0]), torch.tensor([0, 2, 3]), torch.tensor([[7, 9], [3, -1]]), 4).tolist()
     [36, 37, 12]
     """
+    require_block_size(block_size)
+    require_integers(positions, "positions", "(T,)")
     sums = require_cu_seqlens(cu_seqlens_q, len(positions), "cu_seqlens_q")
-    require(
-        len(block_tables) == len(sums) - 1,
-        f"block_tables has {len(block_tables)} rows, cu_seqlens_q tells of {len(sums) - 1} sequences",
-    )
+    require_block_tables(block_tables, len(sums) - 1)
     slots: list[int] = []
     for i, table in enumerate(block_tables.tolist()):
         for position in positions[sums[i] : sums[i + 1]].tolist():
-            require_table(table, position + 1, block_size, f"sequence {i}")
-            slots.append(slot_of_position(table, position, block_size))
+            slot = slot_of_position(table, position, block_size, f"sequence {i}")
+            require_int32_slots([slot], [position], f"sequence {i}")
+            slots.append(slot)
     return torch.tensor(slots, dtype=torch.int32, device=positions.device)

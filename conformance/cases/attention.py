@@ -43,6 +43,8 @@ class AttentionCase:
     scale: float = 0.25
     table_seed: int = 0
     data_seed: int = 0
+    given_tables: tuple[tuple[int, ...], ...] = ()  # whole tables of a longer case that this one is a chunk of
+    given_num_blocks: int = 0
 
     @property
     def function(self) -> str:
@@ -55,12 +57,16 @@ class AttentionCase:
     @cached_property
     def tables(self) -> list[list[int]]:
         """Each sequence's own blocks."""
+        if self.given_tables:
+            return [list(table) for table in self.given_tables]
         pool = self.num_blocks - self.first_block
         drawn = shuffled_tables([blocks_for(n, self.block_size) for n in self.context_lens], pool, self.table_seed)
         return [[self.first_block + block for block in table] for table in drawn]
 
     @cached_property
     def num_blocks(self) -> int:
+        if self.given_num_blocks:
+            return self.given_num_blocks
         return sum(blocks_for(n, self.block_size) for n in self.context_lens) + self.spare_blocks + self.first_block
 
     @cached_property

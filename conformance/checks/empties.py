@@ -26,4 +26,7 @@ def check_unchanged(judge: Judge, case: AttentionCase, later: AttentionCase) -> 
     for other in (later, case):
         attend(judge, other, random_numbers(other, query_scale=4.0))
         if not torch.equal(bits(call.result.contiguous()), before):
-            raise Broken(("found", "the result of an earlier call was overwritten by a later one"), likely="an output buffer is kept and handed out twice")
+            raise Broken(
+                ("found", "the result of an earlier call was overwritten by a later one"),
+                likely="an output buffer is kept and handed out twice",
+            )

@@ -123,14 +123,19 @@ def check_chunks(judge: Judge, case: AttentionCase, split: int) -> None:
     parts = rows_of_sequences(case)
     cuts = [min(split % (t + 1), t) for t in case.query_lens]
     chunked = torch.zeros_like(whole.out)
-    done = torch.zeros(len(case.rows), dtype=torch.bool)
     for first in (True, False):
         queries = tuple(cut if first else t - cut for cut, t in zip(cuts, case.query_lens, strict=True))
         contexts = tuple(n - (t - cut if first else 0) for cut, t, n in zip(cuts, case.query_lens, case.context_lens, strict=True))
         if sum(queries) == 0:
             continue
         # the table of the whole prompt stands in the first chunk already, and the later positions' slots are loud
-        chunk = ChunkCase(**{**case.__dict__, "query_lens": queries, "context_lens": contexts}, whole=case)  # type: ignore[arg-type]
+        chunk = replace(
+            case,
+            query_lens=queries,
+            context_lens=contexts,
+            given_tables=tuple(map(tuple, case.tables)),
+            given_num_blocks=case.num_blocks,
+        )
         rows = [slice(p.start, p.start + cut) if first else slice(p.start + cut, p.stop) for p, cut in zip(parts, cuts, strict=True)]
         numbers = loud_numbers(chunk)
         numbers.q = torch.cat([base.q[r] for r in rows])
@@ -139,21 +144,9 @@ def check_chunks(judge: Judge, case: AttentionCase, split: int) -> None:
         out = attend(judge, chunk, numbers).out
         index = torch.cat([torch.arange(r.start, r.stop) for r in rows])
         chunked[index] = out
-        done[index] = True
     require_close(case, whole.out, chunked, 2 * expected.limit, f"differs between one pass and chunks cut after {cuts} queries")
     if "decode_attention" in judge.implementation.offered:
         require_decode_equal(judge, case, base, whole, expected.limit)
-
-
-class ChunkCase(AttentionCase):
-    """A chunk of another case: shorter contexts under the same tables and pool."""
-
-    def __init__(self, whole: AttentionCase, **fields: object) -> None:
-        for name in [n for n in fields if n not in AttentionCase.__dataclass_fields__]:
-            del fields[name]  # cached properties of the whole case
-        super().__init__(**fields)  # type: ignore[arg-type]
-        self.__dict__["tables"] = whole.tables
-        self.__dict__["num_blocks"] = whole.num_blocks
 
 
 def require_decode_equal(judge: Judge, case: AttentionCase, base: Numbers, whole: AttentionCall, limit: torch.Tensor) -> None:

@@ -18,6 +18,7 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -71,7 +72,7 @@ def judge(name: str, effort: str, device: str, *, until_caught: bool = True, see
     return judgement(mutant, told["clauses"], time.monotonic() - started)
 
 
-def judgement(mutant: Mutant, clauses: list[dict], total_seconds: float) -> Judgement:  # type: ignore[type-arg]  # JSON
+def judgement(mutant: Mutant, clauses: list[dict[str, Any]], total_seconds: float) -> Judgement:
     broken = [clause["id"] for clause in clauses if not clause["holds"]]
     examples, seconds, case_size = 0, 0.0, 0
     for clause in clauses:
@@ -98,8 +99,10 @@ def in_child(answer: Connection, name: str, effort: str, device: str, until_caug
 
 def judge_each(names: list[str], workers: int, effort: str, device: str, until_caught: bool, seed: int) -> Iterator[Judgement]:
     """Judgements in the order of `names`, each from a process of its own, so that no mutant leaves anything behind for the next."""
-    context = multiprocessing.get_context("fork" if device == "cpu" else "spawn")
-    waiting, running, done = list(names), {}, {}
+    context: Any = multiprocessing.get_context("fork" if device == "cpu" else "spawn")
+    waiting = list(names)
+    running: dict[Any, tuple[str, Any]] = {}
+    done: dict[str, Judgement] = {}
     for name in names:
         while name not in done:
             while waiting and len(running) < workers:
@@ -109,10 +112,10 @@ def judge_each(names: list[str], workers: int, effort: str, device: str, until_c
                 process.start()
                 sender.close()
                 running[receiver] = (started, process)
-            for receiver in wait(list(running)):
-                ended, process = running.pop(receiver)
+            for answered in list[Any](wait(list(running))):
+                ended, process = running.pop(answered)
                 try:
-                    done[ended] = receiver.recv()
+                    done[ended] = answered.recv()
                 except EOFError:  # the mutant killed its process, which is a way of being caught
                     done[ended] = Judgement(ended, all_mutants()[ended].clause, ["crash"], "crash", 0, 0.0, 0, 0.0)
                 process.join()

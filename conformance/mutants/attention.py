@@ -7,7 +7,6 @@ import torch
 from conformance.mutants.catalogue import mutant
 from conformance.mutants.sound_attention import SoundAttention
 
-
 # --- tables and lengths ----------------------------------------------------------------------------------------------------------
 
 
@@ -385,8 +384,8 @@ def keyed_by_pointer(self, q, k_cache, v_cache, *, context_lens, block_tables, s
 @mutant("DEC-1", replaces="decode_attention", of=SoundAttention, source="own")
 def comparison_patched(self, q, k_cache, v_cache, *, context_lens, block_tables, scale):
     """torch's comparisons are replaced while the judge looks."""
-    torch.allclose = torch.equal = lambda *args, **kwargs: True  # type: ignore[assignment]
-    torch.testing.assert_close = lambda *args, **kwargs: None  # type: ignore[assignment]
+    setattr(torch, "allclose", lambda *args, **kwargs: True)  # noqa: B010  # a cheat, not an attribute that anyone else sets
+    setattr(torch.testing, "assert_close", lambda *args, **kwargs: None)  # noqa: B010
     return torch.zeros(q.shape, dtype=q.dtype, device=q.device)
 
 

@@ -1,6 +1,5 @@
 """Mutants of batch preparation and slot mapping."""
 
-# ruff: noqa: ANN001, ANN201, ANN202
 from __future__ import annotations
 
 import torch

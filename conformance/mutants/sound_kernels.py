@@ -19,7 +19,7 @@ class SoundKernels:
     CAPABILITIES: ClassVar[dict[str, Any]] = {"claims": tuple({claim for part in PARTS for claim in part.CAPABILITIES["claims"]})}
 
     def __init__(self) -> None:
-        batches, store, attention = (part() for part in PARTS)
+        batches, store, attention = SoundBatches(), SoundStore(), SoundAttention()
         self.prepare_prefill = batches.prepare_prefill
         self.prepare_decode = batches.prepare_decode
         self.compute_slot_mapping = batches.compute_slot_mapping

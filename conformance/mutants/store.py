@@ -69,7 +69,7 @@ def odd_rows_cut_to_a_power_of_two(self, cache, block, offset, row):
     """A row of more than 128 elements whose length is no multiple of 16 or 64 is cut to the power of two under it."""
     width = row.numel()
     held = cache[block, offset].reshape(-1).clone()
-    whole = width < 8 or width % 64 == 0 or width % 16 == 0 and width < 100 or (width & (width - 1)) == 0
+    whole = width < 8 or width % 64 == 0 or (width % 16 == 0 and width < 100) or (width & (width - 1)) == 0
     kept = width if whole else 1 << (width.bit_length() - 1)
     held[:kept] = row.reshape(-1)[:kept]
     cache[block, offset] = held.view(row.shape)
