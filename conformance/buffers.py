@@ -100,6 +100,11 @@ class Buffers:
                 frozen[key] = bits(buffer.storage).clone()
             buffer.before = frozen[key]
 
+    def restore(self) -> None:
+        """Put every byte back to what it was at `freeze`."""
+        for buffer in self.all:
+            bits(buffer.storage).copy_(buffer.before)
+
     def changed(self) -> str:
         """Where a byte differs from `freeze`, in words; empty if nowhere."""
         for buffer in self.all:

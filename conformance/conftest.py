@@ -24,9 +24,10 @@ import pytest
 import torch
 
 from conformance.clauses import CLAUSES
-from conformance.findings import Broken, Record
+from conformance.findings import Broken, Finding, Record
 from conformance.implementation import CannotLoad, Implementation, load_implementation
 from conformance.judge import EFFORTS, Judge
+from conformance.replay import write_replay
 from conformance.verdicts import TestVerdict, clause_verdicts, render_finding, summary_lines, write_json
 
 implementation_key = pytest.StashKey[Implementation]()
@@ -55,7 +56,8 @@ def pytest_cmdline_main(config: pytest.Config) -> None:
     """Two worker processes unless the user says otherwise."""
     in_worker = "PYTEST_XDIST_WORKER" in os.environ
     if not in_worker and getattr(config.option, "numprocesses", 0) is None and not config.option.usepdb and not config.option.collectonly:
-        config.option.numprocesses = min(os.cpu_count() or 1, 8) if torch.cuda.is_available() else 2
+        config.option.numprocesses = min(os.cpu_count() or 1, 12) if torch.cuda.is_available() else 2
+        config.option.dist = "worksteal"
         config.option.maxworkerrestart = "100"
 
 
@@ -167,7 +169,7 @@ def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) ->
     device = device_name(judge.device)
     if isinstance(error, Broken):
         told["verdict"] = "fail"
-        told["text"] = render_finding(judge.clause, error.finding, judge.implementation.name, device, judge.function)
+        told["text"] = told_with_replay(judge, error.finding, device, Path(item.config.getoption("--verdict-json")).parent)
         report.longrepr = told["text"]
     elif isinstance(error, JudgementTimeout):
         told["verdict"] = "timeout"
@@ -178,6 +180,17 @@ def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) ->
     elif judge.record.examples and sum(judge.record.refusals.values()) == judge.record.examples:
         told["verdict"], told["text"] = "refused", "every case was refused"
     report.user_properties.append(("whichslot", told))
+
+
+def told_with_replay(judge: Judge, finding: Finding, device: str, folder: Path) -> str:
+    """The report of a finding, and a script beside the verdict that replays it."""
+    name = judge.implementation.name
+    report = render_finding(judge.clause, finding, name, device, judge.function)
+    try:
+        finding.replay = write_replay(judge.clause, finding, report, judge.implementation, folder)
+    except Exception as error:  # a finding must be told whatever becomes of its script
+        finding.replay = f"no script: {type(error).__name__}: {error}"
+    return render_finding(judge.clause, finding, name, device, judge.function)
 
 
 def pytest_runtest_logreport(report: pytest.TestReport) -> None:

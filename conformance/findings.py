@@ -15,9 +15,9 @@ class Call:
     function: str
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
-    want: torch.Tensor  # the expected output
-    limit: torch.Tensor | float  # |got - want| may be at most this, element by element
-    output: str = "result"  # "result", a field of the returned record, or the name of the argument that is written in place
+    want: torch.Tensor | None = None  # the expected result; None: what the facts say, or for store_kvcache what its arguments say
+    limit: torch.Tensor | float = 0.0  # |got - want| may be at most this, element by element; infinite where nothing is asked
+    before: dict[int, torch.Tensor] = field(default_factory=dict)  # data_ptr of a storage -> its bits when the call was made
 
 
 @dataclass
@@ -29,7 +29,8 @@ class Finding:
     call: Call | None = None
     case: Any = None  # filled in by the judge
     clause: str = ""  # filled in by the judge, unless the check knows better
-    replay: str = ""  # path of the replay script
+    script: str = ""  # the body of a replay that is no single call of small tensors: it loads SPEC, and exits with 1 or 0
+    replay: str = ""  # how to run the replay script, or why there is none
 
 
 class Broken(Exception):

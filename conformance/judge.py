@@ -14,7 +14,7 @@ from hypothesis.strategies import SearchStrategy
 from conformance.buffers import bits
 from conformance.capabilities import Capabilities
 from conformance.clauses import CLAUSES, Clause
-from conformance.findings import Broken, Record, Refused
+from conformance.findings import Broken, Call, Record, Refused
 from conformance.implementation import Implementation
 
 EFFORTS = {"quick": 0.3, "default": 1.0, "thorough": 8.0}
@@ -33,6 +33,7 @@ class Judge:
         self.seed = seed
         self.record = Record(clause.id, function)
         self._started = time.monotonic()
+        self._last_call: tuple[str, tuple[Any, ...], dict[str, Any]] | None = None  # for a replay
         self._earlier: tuple[str, torch.Tensor, torch.Tensor] | None = None  # function, its last result, the bits it had
 
     @property
@@ -106,6 +107,8 @@ class Judge:
             self.record.refusals[message] = self.record.refusals.get(message, 0) + 1
         except Broken as broken:
             broken.finding.case = case
+            if broken.finding.call is None and self._last_call is not None:
+                broken.finding.call = Call(*self._last_call)
             if not self.record.examples_to_failure:
                 self.record.examples_to_failure = self.record.examples
                 self.record.seconds_to_failure = time.monotonic() - self._started
@@ -120,6 +123,7 @@ class Judge:
 
     def call(self, function: str, *args: Any, **kwargs: Any) -> Any:
         """Call the implementation; afterwards an earlier result of it must still be what it was."""
+        self._last_call = function, args, kwargs
         result = self.implementation.call(function, *args, **kwargs)
         if self._earlier is not None:
             earlier_function, tensor, earlier_bits = self._earlier

@@ -38,7 +38,7 @@ def with_ranks(judge: Judge, cases: Callable[[int, torch.dtype], list[LogitsCase
         with Ranks(judge.implementation, world_size) as ranks:
             for case in cases(world_size, dtype):
                 if case.ranks is None or takes_group:
-                    judge._run(functools.partial(parallel, judge, ranks), case)
+                    judge.for_each([case], functools.partial(parallel, judge, ranks))
 
 
 @pytest.mark.clause("LOGIT-4", function="parallel_logits")

@@ -80,7 +80,7 @@ def test_prefill_attention_groups(judge: Judge) -> None:
 
 @pytest.mark.clause("PRE-7", function=PREFILL)
 def test_prefill_attention_extreme_scores(judge: Judge) -> None:
-    drawn = st.tuples(cases(judge), st.sampled_from(ORDERS), st.sampled_from([0.0, 1e6, -1e6]))
+    drawn = st.tuples(cases(judge), st.sampled_from(ORDERS), st.sampled_from([0.0, 1e4, -1e4, 1e6, -1e6]))
     judge.for_all(drawn, lambda case: check_extremes(judge, *case), examples=40)
 
 

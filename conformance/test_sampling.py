@@ -21,7 +21,7 @@ from conformance.checks.sampling_corners import CornerChecks
 from conformance.checks.sampling_independence import IndependenceChecks
 from conformance.judge import Judge
 
-LARGEST_CALL = 40_000_000  # logits, on a GPU
+LARGEST_CALL = 250_000_000  # logits, on a GPU
 
 
 def laws(judge: Judge) -> list[Law]:

@@ -102,7 +102,7 @@ def padded_block_tables(sequences: Sequence[SequenceState], device: str | torch.
     """(B, M) int32: row i is sequence i's own table, -1 beyond it; M is the longest table's length."""
     for i, sequence in enumerate(sequences):
         for column, block in enumerate(sequence.block_table):
-            fits = -LARGEST_INT32 <= block <= LARGEST_INT32
+            fits = -LARGEST_INT32 - 1 <= block <= LARGEST_INT32
             require(fits, f"sequence {i} has block id {block} in column {column} of its table, it does not fit int32")
     width = max(len(sequence.block_table) for sequence in sequences)
     rows = [list(sequence.block_table) + [-1] * (width - len(sequence.block_table)) for sequence in sequences]

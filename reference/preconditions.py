@@ -6,7 +6,6 @@ from collections.abc import Sequence
 
 import torch
 
-
 LARGEST_INT32 = 2**31 - 1
 
 

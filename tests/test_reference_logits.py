@@ -66,6 +66,40 @@ def tensors(shard_rows, dtype):
     return hidden.to(dtype), weight.to(dtype)
 
 
+def bad_calls(here, size):
+    """name -> (hidden, shard, cu_seqlens_q of member `here`, the sentence): the group's last member, or its first, calls badly."""
+    hidden, shard, sums, last = torch.ones(5, 6), torch.ones(4, 6), torch.tensor([0, 2, 5]), size - 1
+
+    def case(bad_member, sentence, hidden=hidden, shard=shard, sums=sums):
+        good = torch.ones(5, 6), torch.ones(4, 6), torch.tensor([0, 2, 5])
+        return *((hidden, shard, sums) if here == bad_member else good), sentence
+
+    return {
+        "rows": case(last, f"rank {last} of {size} has hidden of shape (4, 6), rank 0 (5, 6)", hidden=hidden[:4], sums=torch.tensor([0, 2, 4])),
+        "size": case(last, f"rank {last} of {size} has hidden of shape (5, 3), rank 0 (5, 6)", hidden=hidden[:, :3], shard=shard[:, :3]),
+        "dtype": case(last, f"rank {last} of {size} has hidden of torch.float16, rank 0 of torch.float32", hidden=hidden.half()),
+        "step": case(last, f"rank {last} of {size} takes 5 rows of hidden, rank 0 takes 2", sums=None),
+        "shard": case(last, f"rank {last} of {size}: hidden has hidden size 6, weight 5", shard=shard[:, :5]),
+        "sums": case(last, f"rank {last} of {size}: cu_seqlens_q decreases from 5 to 2 at entry 2", sums=torch.tensor([0, 5, 2])),
+        "integers": case(last, f"rank {last} of {size}: hidden is torch.int64, it must be of a float dtype", hidden=hidden.long()),
+        "first rank": case(0, f"rank 0 of {size}: hidden has shape (6,), it must be (T, E)", hidden=hidden[0]),
+        "first rank's rows": case(0, f"rank 1 of {size} has hidden of shape (5, 6), rank 0 (0, 6)", hidden=hidden[:0], sums=torch.tensor([0])),
+    }
+
+
+def sentences_of_bad_calls(here, group, device):
+    """What this member's bad calls raise, name -> sentence; a good call after each must still be right."""
+    sentences = {}
+    for name, (hidden, shard, sums, _) in bad_calls(here, dist.get_world_size(group)).items():
+        with pytest.raises(ValueError) as raised:
+            parallel_logits(hidden.to(device), shard.to(device), None if sums is None else sums.to(device), group=group)
+        sentences[name] = str(raised.value)
+        logits = parallel_logits(torch.ones(2, 3, device=device), torch.full((2, 3), here + 1.0, device=device), group=group)
+        assert (logits is None) == (here > 0)
+        assert here > 0 or logits[1].tolist() == [3.0 * (1 + column // 2) for column in range(2 * dist.get_world_size(group))]
+    return sentences
+
+
 def run_rank(rank, world_size, backend, store, results_dir):
     """One process: every case, its result written to a file of its own."""
     device = torch.device("cuda", rank) if backend == "nccl" else torch.device("cpu")
@@ -78,7 +112,12 @@ def run_rank(rank, world_size, backend, store, results_dir):
         group = None if ranks is None else dist.new_group(ranks)
         members = list(range(world_size)) if ranks is None else ranks
         if rank not in members:
+            if group is not None:
+                with pytest.raises(ValueError, match=f"rank {rank} is no member of the group"):
+                    parallel_logits(torch.ones(1, 1, device=device), torch.ones(1, 1, device=device), group=group)
             continue
+        if len(members) > 1 and name in ("divisible", "group without rank 0"):
+            results[name, "bad calls"] = sentences_of_bad_calls(members.index(rank), group, device)
         for dtype in DTYPES:
             hidden, weight = tensors(shard_rows, dtype)
             shards = [shard.to(device) for shard in weight.split(shard_rows)]
@@ -137,6 +176,12 @@ def test_parallel_logits_are_the_whole_product_on_the_first_rank_of_the_group(wo
         assert logits.dtype == dtype and torch.equal(logits, whole_logits(shard_rows, dtype, step)), case
         assert torch.all(logits < 0), f"{case}: padding has leaked"
         assert all(results[rank][name, dtype, step] is None for rank in others), f"{case}: a result on another rank"
+
+    for members in [list(range(world_size)), list(range(1, world_size))]:
+        if len(members) > 1:
+            name = "divisible" if 0 in members else "group without rank 0"
+            expected = {call: sentence for call, (*_, sentence) in bad_calls(0, len(members)).items()}
+            assert [results[rank][name, "bad calls"] for rank in members] == [expected] * len(members)
 
     # negative control: the same shards on the wrong ranks give other logits
     in_order, in_reverse = (results[0][name, torch.float32, "decode"] for name in ("divisible", "reversed shards"))

@@ -69,6 +69,7 @@ def attend(judge: Judge, case: AttentionCase, numbers: Numbers) -> AttentionCall
     out = require_output(result, case, judge.device)
     changed = buffers.changed()
     if changed:
+        buffers.restore()  # a replay begins with what this call began with
         judge.note_beside(unchanged_clause(case.function), f"an input was changed: {changed}")
     return AttentionCall(case.function, (q, k, v), kwargs, out, result)
 

@@ -36,7 +36,8 @@ def exact_and_limit(
     q = q.double()
     keys = keys.double().repeat_interleave(group_size, dim=1)
     values = values.double().repeat_interleave(group_size, dim=1)
-    hidden = torch.arange(len(keys))[None, :] >= visible[:, None]
+    visible = visible.to(q.device)
+    hidden = torch.arange(len(keys), device=q.device)[None, :] >= visible[:, None]
     scores = scale * torch.einsum("thd,nhd->htn", q, keys)
     weights = torch.softmax(scores.masked_fill(hidden, -torch.inf), dim=2)
     weights = weights.masked_fill((visible <= 0)[None, :, None], 0.0)

@@ -19,7 +19,7 @@ def check_nan_tail(judge: Judge, case: AttentionCase) -> None:
     live = torch.zeros(case.num_slots, dtype=torch.bool)
     for slots in case.slots:
         live[slots] = True
-    expected = budgeted(case, numbers, judge.capabilities.float32_products)
+    expected = budgeted(judge, case, numbers)
     for poisoned in ((numbers.values,), (numbers.keys,), (numbers.keys, numbers.values)):
         for tensor in poisoned:
             tensor[~live] = float("nan")

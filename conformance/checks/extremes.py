@@ -48,7 +48,10 @@ def check_extremes(judge: Judge, case: AttentionCase, order: str, shift: float) 
         for rank, code in zip(ranks, codes, strict=True):
             best = np.array([int(np.argmax(rank[: n + 1])) for n in range(len(rank))], dtype=np.int64)
             sums.append(code.numpy()[best])
-    require_counts(judge, case, call, sums, None)
+    # scores, maxima and log-sum-exps of this size are rounded to float32 before they are subtracted from each other
+    steepest = max((int(rank.max()) for rank in ranks if len(rank)), default=0)
+    largest = case.scale * (abs(shift_key(shift, case.scale)) * 2.0**12 + step * steepest)
+    require_counts(judge, case, call, sums, None, extra=4 * largest * 2.0**-24)
 
 
 def ranks_in_order(order: str, n: int, generator: np.random.Generator) -> np.ndarray:

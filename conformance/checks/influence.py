@@ -37,7 +37,7 @@ def require_same(judge: Judge, case: AttentionCase, first: AttentionCall, base: 
     for mine, theirs in zip(variant.slots, case.slots, strict=True):
         numbers.keys[mine], numbers.values[mine] = base.keys[theirs], base.values[theirs]
     second = attend(judge, variant, numbers)
-    expected = budgeted(case, base, judge.capabilities.float32_products)
+    expected = budgeted(judge, case, base)
     try:
         require_within(judge, variant, second, expected)
     except Broken as broken:
@@ -76,7 +76,7 @@ def check_neighbours(judge: Judge, case: AttentionCase) -> None:
     check_read_set(judge, case)
     base = random_numbers(case, query_scale=1.0)
     whole = attend(judge, case, base)
-    limit = budgeted(case, base, judge.capabilities.float32_products).limit
+    limit = budgeted(judge, case, base).limit
     parts = rows_of_sequences(case)
     count = len(parts)
     orders = [list(range(count))[::-1]] + [[i] for i in {0, count // 2, count - 1}]
@@ -118,7 +118,7 @@ def check_chunks(judge: Judge, case: AttentionCase, split: int) -> None:
     """
     base = random_numbers(case, query_scale=1.0)
     whole = attend(judge, case, base)
-    expected = budgeted(case, base, judge.capabilities.float32_products)
+    expected = budgeted(judge, case, base)
     require_within(judge, case, whole, expected)
     parts = rows_of_sequences(case)
     cuts = [min(split % (t + 1), t) for t in case.query_lens]

@@ -99,10 +99,13 @@ def value_codes(case: AttentionCase, generator: np.random.Generator, first: int,
     return codes
 
 
-def require_counts(judge: Judge, case: AttentionCase, call: AttentionCall, sums: list[np.ndarray], picks: np.ndarray | None) -> None:
+def require_counts(
+    judge: Judge, case: AttentionCase, call: AttentionCall, sums: list[np.ndarray], picks: np.ndarray | None, extra: float = 0.0
+) -> None:
     """out * n equals the expected counts, for every row and head.
 
     sums: for each sequence the running counts (n, Hk, D), or (n, Hk, key bucket, D) where `picks` (T, Hq) tells the bucket picked.
+    extra: relative error that the scores' size adds.
     """
     kv_heads = np.arange(case.num_heads) // case.group_size
     counts = np.zeros((len(case.rows), case.num_heads, case.head_dim))
@@ -115,7 +118,7 @@ def require_counts(judge: Judge, case: AttentionCase, call: AttentionCall, sums:
     want = torch.from_numpy(counts / np.maximum(attended, 1)[:, :, None])
     slack = UNIT_ROUNDOFF[case.dtype]
     # one rounding of the weight, one of the output, float32 sums of n exact terms, exp and division; half precision's smallest step
-    limit = want * (2.5 * slack + 2.0**-18 + torch.from_numpy(attended)[:, :, None] * 2.0**-23) + 2.0**-40 + 2 * SMALLEST_STEP[case.dtype]
+    limit = want * (extra + 2.5 * slack + 2.0**-18 + torch.from_numpy(attended)[:, :, None] * 2.0**-23) + 2.0**-40 + 2 * SMALLEST_STEP[case.dtype]
     error = (call.out - want).abs()
     wrong = ~(error <= limit) & torch.from_numpy(sees)[:, None, None]
     judge.note_budget(case.dtype, float((error / limit)[torch.from_numpy(sees)].nan_to_num(0.0).max()) if sees.any() else 0.0)
@@ -133,7 +136,8 @@ def require_counts(judge: Judge, case: AttentionCase, call: AttentionCall, sums:
     if picks is not None and not named:
         facts.insert(1, ("K and V apart", f"among positions whose key {head_name(case, head)} picked, the values of other slots are counted"))
         likely = likely or "K of one slot is joined with V of another"
-    raise Broken(*facts, likely=likely, call=Call(call.function, call.args, call.kwargs, want, limit))
+    asked = limit.masked_fill(~torch.from_numpy(sees)[:, None, None], float("inf"))  # rows that see nothing are not looked at
+    raise Broken(*facts, likely=likely, call=Call(call.function, call.args, call.kwargs, want, asked))
 
 
 def where_in_words(case: AttentionCase, row: int, rows: list[int], heads: list[int]) -> str:

@@ -88,7 +88,7 @@ class RequestReplay:
         if hash_id not in self.contents:
             generator = np.random.default_rng(hash_id)
             heads, dim, dtype = self.pipeline.num_kv_heads, self.pipeline.head_dim, self.pipeline.dtype
-            rows = [normal_rows(generator, self.tokens_per_hash, heads, dim, dtype) for _ in range(2)]
+            rows = [normal_rows(generator, self.tokens_per_hash, heads, dim, dtype).to(self.judge.device) for _ in range(2)]
             self.contents[hash_id] = (rows[0], rows[1])
         return self.contents[hash_id]
 
@@ -108,7 +108,7 @@ class RequestReplay:
 
     def queries(self, count: int) -> torch.Tensor:
         heads = self.pipeline.num_kv_heads * self.pipeline.group_size
-        return normal_rows(self.generator, count, heads, self.pipeline.head_dim, self.pipeline.dtype)
+        return normal_rows(self.generator, count, heads, self.pipeline.head_dim, self.pipeline.dtype).to(self.judge.device)
 
     def prefill(self, batch: list[Running]) -> None:
         states, keys, values = [], [], []
@@ -123,14 +123,14 @@ class RequestReplay:
         row = 0
         for one, state in zip(batch, states, strict=True):
             count = state.num_scheduled_tokens
-            for t in sorted({0, count // 2, count - 1}):
+            for t in {int(self.generator.integers(0, count)), count - 1}:
                 self.require(out, q, row + t, one, one.cached + t, f"prefill chunk of {count} after {one.cached}")
             row += count
             one.cached += count
 
     def decode(self, batch: list[Running]) -> None:
         heads, dim, dtype = self.pipeline.num_kv_heads, self.pipeline.head_dim, self.pipeline.dtype
-        key, value = (normal_rows(self.generator, len(batch), heads, dim, dtype) for _ in range(2))
+        key, value = (normal_rows(self.generator, len(batch), heads, dim, dtype).to(self.judge.device) for _ in range(2))
         states = []
         for i, one in enumerate(batch):
             one.history = History(torch.cat([one.history.keys, key[i : i + 1]]), torch.cat([one.history.values, value[i : i + 1]]))

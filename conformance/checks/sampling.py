@@ -30,8 +30,7 @@ class SamplingChecks:
         torch.manual_seed(judge.seed + zlib.crc32(judge.clause.id.encode()))  # what is sampled without a seed repeats with the suite's
 
     def for_each(self, cases: Iterable[Case], check: Callable[[Case], None]) -> None:
-        for case in cases:
-            self.judge._run(check, case)
+        self.judge.for_each(cases, check)
 
     # --- one call -----------------------------------------------------------------------------------------------------------------
 
@@ -70,11 +69,12 @@ class SamplingChecks:
 
     def law(self, law: Law) -> None:
         counts = np.zeros(law.vocab_size)
+        row = law.logits.to(self.judge.device)  # spread to its rows there: the largest laws are gigabytes
 
         def p_value(times: int) -> float:
             counts[:] = 0
             for rows in law.batches(times):
-                tokens = self.draw(law.logits.expand(rows, -1), law.temperature)
+                tokens = self.draw(row.expand(rows, -1), law.temperature)
                 counts[:] += np.bincount(tokens.numpy(), minlength=law.vocab_size)
             return pearson(counts, law.probabilities.numpy())
 

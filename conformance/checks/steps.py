@@ -62,7 +62,7 @@ class Pipeline:
         return function in self.judge.implementation.offered
 
     def prefill(self, states: Sequence[SequenceState], q: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor | None:
-        """One prefill step of a layer: q, key, value (T, heads, D) of the scheduled tokens. Returns (T, Hq, D) float64 on the CPU.
+        """One prefill step of a layer: q, key, value (T, heads, D) of the scheduled tokens. Returns (T, Hq, D) float64.
 
         None if the implementation offers no prefill_attention: what the reference would say is not judged.
         """
@@ -84,10 +84,10 @@ class Pipeline:
             scale=self.scale,
             block_tables=batch.block_tables,
         )
-        return out.to("cpu", torch.float64)
+        return out.double()
 
     def decode(self, states: Sequence[SequenceState], q: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor | None:
-        """One decode step: q, key, value (B, heads, D) of each sequence's last token. Returns (B, Hq, D) float64 on the CPU, or None."""
+        """One decode step: q, key, value (B, heads, D) of each sequence's last token. Returns (B, Hq, D) float64, or None."""
         batch = self.run("prepare_decode", states, self.block_size, device=self.judge.device)
         q, key, value = (t.to(self.judge.device, self.dtype) for t in (q, key, value))
         self.run("store_kvcache", key, value, self.k_cache, self.v_cache, batch.slot_mapping)
@@ -102,7 +102,7 @@ class Pipeline:
             block_tables=batch.block_tables,
             scale=self.scale,
         )
-        return out.to("cpu", torch.float64)
+        return out.double()
 
 
 def require_row(
@@ -110,7 +110,8 @@ def require_row(
 ) -> float:
     """One query row (Hq, D) against dense attention over its own history, within the error budget. Returns error / budget."""
     sees = torch.tensor([visible])
-    exact, limit = exact_and_limit(q[None], history.keys[:visible], history.values[:visible], sees, scale, dtype, products)
+    keys, values = history.keys[:visible].to(got.device), history.values[:visible].to(got.device)
+    exact, limit = exact_and_limit(q[None].to(got.device), keys, values, sees, scale, dtype, products)
     error = (got - exact[0]).abs()
     wrong = ~(error <= limit[0])
     if wrong.any():

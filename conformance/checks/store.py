@@ -28,13 +28,11 @@ def check_store(judge: Judge, case: StoreCase) -> None:
         if buffer.name in written_by:
             image = expected.setdefault(buffer.storage.data_ptr(), buffer.before.clone())
             write_rows(buffer.image(image), bits(written_by[buffer.name]), case)
-    before = [buffer.image(buffer.before).clone() for buffer in buffers.all if buffer.name in written_by]
     result = judge.call("store_kvcache", key, value, k_cache, v_cache, slot_mapping)
     if result is not None:
         raise Broken(("returned", f"a {type(result).__name__}, the contract says None: the caches are written in place"))
-    call = Call(
-        "store_kvcache", (key, value, *before, slot_mapping), {}, buffers_named(buffers, expected, "k_cache"), 0.0, output="k_cache"
-    )
+    before = {buffer.storage.data_ptr(): buffer.before for buffer in buffers.all}
+    call = Call("store_kvcache", (key, value, k_cache, v_cache, slot_mapping), {}, before=before)
     for buffer in buffers.all:
         want = expected.get(buffer.storage.data_ptr(), buffer.before)
         place = first_difference(bits(buffer.storage), want)
@@ -52,11 +50,6 @@ def write_rows(image: torch.Tensor, rows: torch.Tensor, case: StoreCase) -> None
     for row, slot in enumerate(case.slots):
         if slot >= 0:
             image[slot // case.block_size, slot % case.block_size] = rows[row]
-
-
-def buffers_named(buffers: Buffers, expected: dict[int, torch.Tensor], name: str) -> torch.Tensor:
-    buffer = next(buffer for buffer in buffers.all if buffer.name == name)
-    return buffer.image(expected[buffer.storage.data_ptr()]).view(buffer.view.dtype)
 
 
 def wrong_byte(buffers: Buffers, buffer: Buffer, element: int, want: torch.Tensor, case: StoreCase, call: Call) -> Broken:

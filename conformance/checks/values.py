@@ -40,8 +40,9 @@ def round_to(values: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     return values.to(dtype).float()
 
 
-def budgeted(case: AttentionCase, numbers: Numbers, float32_products: str) -> Budgeted:
-    """The exact output and how far from it a kernel may be. float64 matrices, a sequence at a time."""
+def budgeted(judge: Judge, case: AttentionCase, numbers: Numbers) -> Budgeted:
+    """The exact output and how far from it a kernel may be. float64 matrices on the judged device, a sequence at a time."""
+    device = judge.device
     exact = torch.zeros(numbers.q.shape, dtype=torch.float64)
     limit = torch.zeros_like(exact)
     row = 0
@@ -52,16 +53,16 @@ def budgeted(case: AttentionCase, numbers: Numbers, float32_products: str) -> Bu
         row += queries
         slots = case.slots[sequence]
         visible = context - queries + 1 + torch.arange(queries)
-        exact[rows], limit[rows] = exact_and_limit(
-            numbers.q[rows], numbers.keys[slots], numbers.values[slots], visible, case.scale, case.dtype, float32_products
-        )
+        parts = (t.to(device) for t in (numbers.q[rows], numbers.keys[slots], numbers.values[slots]))
+        one_exact, one_limit = exact_and_limit(*parts, visible, case.scale, case.dtype, judge.capabilities.float32_products)
+        exact[rows], limit[rows] = one_exact.cpu(), one_limit.cpu()
     return Budgeted(exact, limit)
 
 
 def check_values(judge: Judge, case: AttentionCase, query_scale: float) -> None:
     numbers = random_numbers(case, query_scale)
     call = attend(judge, case, numbers)
-    expected = budgeted(case, numbers, judge.capabilities.float32_products)
+    expected = budgeted(judge, case, numbers)
     require_within(judge, case, call, expected)
 
 
@@ -83,5 +84,10 @@ def require_within(judge: Judge, case: AttentionCase, call: AttentionCall, expec
         ("got", f"{got:.8g}"),
         ("want", f"{want:.8g} ± {limit:.3g} (the error is {abs(got - want) / limit:.3g} times the budget)"),
         ("wrong", f"{int(wrong.sum())} of {wrong.numel()} elements"),
-        call=Call(call.function, call.args, call.kwargs, expected.exact, expected.limit),
+        call=Call(call.function, call.args, call.kwargs, expected.exact, asked_where(sees, expected.limit)),
     )
+
+
+def asked_where(sees: torch.Tensor, limit: torch.Tensor) -> torch.Tensor:
+    """(T, Hq, D) the limit, infinite in rows that see nothing: what they hold is not looked at."""
+    return limit.masked_fill(~sees[:, None, None], float("inf"))

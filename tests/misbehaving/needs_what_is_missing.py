@@ -1,0 +1,3 @@
+"""Cannot be imported."""
+
+import nosuch_kernels  # noqa: F401
