@@ -36,8 +36,15 @@ def load_contenders() -> tuple[list[Contender], list[str]]:
         flash = importlib.import_module("gpu_impl.flash")
     except ImportError as error:
         return found, [f"gpu_impl.flash ({error})"]
-    objects = [Contender(f"gpu_impl.flash:{name}", member) for name, member in vars(flash).items() if offers_attention(name, member)]
-    return found + (objects or [Contender("gpu_impl.flash", flash)]), []
+    absent = []
+    for name, member in vars(flash).items():
+        if offers_attention(name, member):
+            reason = why_not_usable(member)
+            if reason:
+                absent.append(f"gpu_impl.flash:{name} ({reason})")
+            else:
+                found.append(Contender(f"gpu_impl.flash:{name}", member))
+    return found, absent
 
 
 def add_contender(spec: str) -> None:
@@ -51,6 +58,18 @@ def offers_attention(name: str, member: object) -> bool:
     if name.startswith("_") or inspect.isclass(member) or inspect.ismodule(member):
         return False
     return hasattr(member, "decode_attention") or hasattr(member, "prefill_attention")
+
+
+def why_not_usable(attention: Any) -> str:
+    """Why a library cannot be called here (it is not installed, or a part of it is not); empty if it can."""
+    q = torch.zeros(16, 1, 128, dtype=torch.bfloat16, device=DEVICE)
+    sums = torch.tensor([0, 16], dtype=torch.int32, device=DEVICE)
+    lengths = {"cu_seqlens_q": sums, "cu_seqlens_k": sums, "max_seqlen_q": 16, "max_seqlen_k": 16}
+    try:
+        attention.prefill_attention(q, q, q, scale=1.0, **lengths)
+    except Exception as error:  # whatever a half-installed library raises
+        return f"{type(error).__name__}: {' '.join(str(error).split())[:120]}"
+    return ""
 
 
 CONTENDERS, ABSENT = load_contenders()
