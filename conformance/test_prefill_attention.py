@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 from hypothesis import strategies as st
 
-from conformance.cases.attention import WIDE_GROUP_SIZES, AttentionCase, Limits, attention_cases
+from conformance.cases.attention import WIDE_GROUP_SIZES, AttentionCase, Limits, attention_cases, long_contexts
 from conformance.checks.claims import check_empty_rows, check_nan_tail
 from conformance.checks.empties import check_empties, check_unchanged
 from conformance.checks.extremes import ORDERS, SCALES, check_extremes, check_scale
@@ -29,6 +29,11 @@ def cases(judge: Judge, **more: object) -> st.SearchStrategy[AttentionCase]:
 @pytest.mark.clause("PRE-1", function=PREFILL)
 def test_prefill_attention_reads(judge: Judge) -> None:
     judge.for_all(cases(judge), functools.partial(check_read_set, judge), examples=60)
+
+
+@pytest.mark.clause("PRE-1", function=PREFILL)
+def test_prefill_attention_reads_long_contexts(judge: Judge) -> None:
+    judge.for_all(long_contexts(judge.capabilities, decode=False), functools.partial(check_read_set, judge), examples=10)
 
 
 @pytest.mark.clause("PRE-1", function=PREFILL)

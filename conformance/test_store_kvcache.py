@@ -1,11 +1,12 @@
 """KV: the write of a step's keys and values into their slots."""
 
 import functools
+from dataclasses import replace
 
 import pytest
 import torch
 
-from conformance.cases.stores import SKIPS, STRIDED_LAYOUTS, stores
+from conformance.cases.stores import SKIPS, STRIDED_LAYOUTS, StoreCase, stores
 from conformance.checks.claims import check_bad_slots
 from conformance.checks.large_offsets import HugeStoreCase, check_huge_cache
 from conformance.checks.store import check_store
@@ -17,10 +18,27 @@ def test_store_kvcache_mapped_slots(judge: Judge) -> None:
     judge.for_all(stores(judge.capabilities), functools.partial(check_store, judge), examples=60)
 
 
+@pytest.mark.clause("KV-1", function="store_kvcache")
+def test_store_kvcache_many_rows(judge: Judge) -> None:
+    many = stores(judge.capabilities, rows=(127, 129, 257, 511, 1030), head_shapes=((1, 16), (2, 64), (1, 40)))
+    judge.for_all(many, functools.partial(check_store, judge), examples=8)
+
+
 @pytest.mark.clause("KV-2", function="store_kvcache")
 def test_store_kvcache_everything_else(judge: Judge) -> None:
     layouts = (("layer", "plain"), ("plain", "plain"))
     judge.for_all(stores(judge.capabilities, layouts=layouts), functools.partial(check_store, judge), examples=60)
+
+
+@pytest.mark.clause("KV-2", function="store_kvcache")
+def test_store_kvcache_leaves_a_large_cache_alone(judge: Judge) -> None:
+    large = stores(judge.capabilities, head_shapes=((1, 16), (2, 16), (1, 40)), layouts=(("layer", "plain"), ("interleaved", "plain")))
+    judge.for_all(large.map(in_a_large_cache), functools.partial(check_store, judge), examples=8)
+
+
+def in_a_large_cache(case: StoreCase) -> StoreCase:
+    """The same rows in a cache of 5,000 slots or more."""
+    return replace(case, num_blocks=max(case.num_blocks, 5000 // case.block_size + 1))
 
 
 @pytest.mark.clause("KV-3", function="store_kvcache")

@@ -1,11 +1,9 @@
-"""`python tests/forked.py < jobs.json`: pytest runs of the suite, each in a process forked from one that has imported everything.
+"""`python tests/forked.py WORKERS QUICK < jobs.json`: pytest runs of the suite, each in a process forked from one that has imported everything.
 
-jobs: a list of argument lists. Prints a list of [exit status, output, seconds]. Importing torch and the rest is most of what a small run
+jobs: a list of argument lists. Prints a list of [exit status, output]. Importing torch and the rest is most of what a small run
 costs, and forking from pytest's own process would take its threads and plugins along.
 """
 
-import contextlib
-import io
 import json
 import os
 import subprocess
@@ -14,17 +12,22 @@ import tempfile
 import time
 from pathlib import Path
 
+from conformance.judge import EFFORTS
+
 ROOT = Path(__file__).resolve().parent.parent
 SUITE = ["conformance/", "-p", "no:cacheprovider", "-p", "no:benchmark"]
 
 
-def run_suites(jobs, workers=2, timeout_seconds=500):
-    """[(exit status, output, verdict or None)] of `python -m pytest conformance/ -n0 ARGUMENTS` for each list of arguments."""
+def run_suites(jobs, workers=2, timeout_seconds=500, quick=None):
+    """[(exit status, output, verdict or None)] of `python -m pytest conformance/ -n0 ARGUMENTS` for each list of arguments.
+
+    quick: what the quick effort is to be for these runs, as a share of the default one.
+    """
     with tempfile.TemporaryDirectory() as folder:
         verdicts = [Path(folder) / f"{i}.json" for i in range(len(jobs))]
         lists = [[*SUITE, "-n0", "--verdict-json", str(path), *job] for path, job in zip(verdicts, jobs, strict=True)]
         done = subprocess.run(
-            [sys.executable, __file__, str(workers)], input=json.dumps(lists), capture_output=True, text=True, cwd=ROOT,
+            [sys.executable, __file__, str(workers), str(quick or EFFORTS["quick"])], input=json.dumps(lists), capture_output=True, text=True, cwd=ROOT,
             env=environment(), timeout=timeout_seconds,
         )  # fmt: skip
         assert done.returncode == 0, done.stderr
@@ -59,7 +62,9 @@ def in_child(arguments, output):
     with open(output, "w") as file:
         os.dup2(file.fileno(), 1)
         os.dup2(file.fileno(), 2)
-    sys.exit(int(pytest.main(arguments)))
+    status = pytest.main(arguments)
+    sys.stdout.flush()
+    sys.exit(int(status))
 
 
 def main():
@@ -70,13 +75,13 @@ def main():
     import scipy.stats  # noqa: F401
     import torch  # noqa: F401
 
-    import conformance.judge  # noqa: F401
     import conformance.mutants
 
     conformance.mutants.all_mutants()
     jobs, workers = json.load(sys.stdin), int(sys.argv[1])
+    EFFORTS["quick"] = float(sys.argv[2])
     context = multiprocessing.get_context("fork")
-    with tempfile.TemporaryDirectory() as folder, contextlib.redirect_stdout(io.StringIO()):
+    with tempfile.TemporaryDirectory() as folder:
         outputs = [Path(folder) / str(i) for i in range(len(jobs))]
         waiting = [context.Process(target=in_child, args=pair) for pair in zip(jobs, outputs, strict=True)]
         processes, running = list(waiting), []

@@ -100,8 +100,9 @@ def test_unusable_arguments_get_one_sentence_and_status_4(tmp_path):
     wrong = {}
     for (job, sentence), (status, output, verdict) in zip(expected.items(), run_suites(plain), strict=True):
         told = error_lines(output)
-        one = len(told) == 1 or job == ("--nosuch",)
-        if not (status == 4 and verdict is None and one and sentence in told[0] and "Traceback" not in output):
+        if job == ("--nosuch",):  # pytest's own words
+            told = [output]
+        if not (status == 4 and verdict is None and len(told) == 1 and sentence in told[0] and "Traceback" not in output):
             wrong[job] = (status, output[-400:])
     assert {job: told for job, told in wrong.items() if job not in UNUSABLE_NOT_YET} == {}
     assert set(wrong) == UNUSABLE_NOT_YET
@@ -115,7 +116,7 @@ def test_misbehaving_functions_get_one_sentence_each_and_the_rest_is_judged():
         assert status == 1, output
         told |= {(file, id): clause for id, clause in clauses_of(verdict).items()}
         assert set(clauses_of(verdict)) == {clause.id for clause in CLAUSES.values() if clause.judged_in == "conformance"}
-        assert "INTERNALERROR" not in output and "clauses hold" in output.splitlines()[-2]
+        assert "INTERNALERROR" not in output and " clauses hold, " in output
         if file != "elsewhere":
             assert {t["verdict"] for t in told[file, "SLOT-1"]["tests"] if STILL_PASSES in t["nodeid"]} == {"pass"}
     wrong = {

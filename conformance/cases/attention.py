@@ -216,3 +216,31 @@ def query_counts(context: int, paged: bool, maximum: int) -> st.SearchStrategy[i
         return st.just(most)
     few = sorted({n for n in (1, 2, 3, 5, 15, 16, 17, 31, 33, most) if n <= most})
     return st.one_of(st.sampled_from(few), st.integers(1, most))
+
+
+LONG_CONTEXTS = (513, 1025, 1030, 2047, 2049, 4090, 4097)
+
+
+@st.composite
+def long_contexts(draw: st.DrawFn, capabilities: Capabilities, *, decode: bool) -> AttentionCase:
+    """One or two sequences far past the usual limit, and little beside their length."""
+    most = capabilities.max_context or max(LONG_CONTEXTS)
+    lengths_drawn = st.sampled_from([n for n in LONG_CONTEXTS if n <= most] or [most])
+    contexts = tuple(draw(st.lists(lengths_drawn, min_size=1, max_size=2), label="contexts"))
+    queries = tuple(1 if decode else draw(st.sampled_from([1, 2, 17]), label=f"queries {i}") for i in range(len(contexts)))
+    head_dim = draw(st.sampled_from(capabilities.allowed("head_dims", (16, 64, 128))), label="head_dim")
+    return AttentionCase(
+        decode=decode,
+        dtype=draw(st.sampled_from(capabilities.dtypes), label="dtype"),
+        block_size=draw(st.sampled_from(capabilities.allowed("block_sizes", (16, 64, 256, 1, 100))), label="block_size"),
+        num_kv_heads=1,
+        group_size=draw(st.sampled_from(capabilities.allowed("group_sizes", (1, 2, 5))), label="group_size"),
+        head_dim=head_dim,
+        query_lens=queries,
+        context_lens=contexts,
+        spare_columns=draw(st.sampled_from([0, 2]), label="spare_columns"),
+        filler=draw(st.sampled_from(FILLERS), label="filler"),
+        scale=head_dim**-0.5,
+        table_seed=draw(st.integers(0, 999), label="table_seed"),
+        data_seed=draw(st.integers(0, 999), label="data_seed"),
+    )

@@ -85,5 +85,5 @@ def aim_guards(case: AttentionCase, numbers: Numbers) -> None:
 
 
 def check_scale(judge: Judge, case: AttentionCase) -> None:
-    """An unusual scale is used as it is given: values within the budget."""
-    check_values(judge, case, query_scale=1.0)
+    """An unusual scale is used as it is given: values within the budget, queries such that scores stay around one."""
+    check_values(judge, case, query_scale=1.0 / (case.scale * case.head_dim**0.5))

@@ -82,7 +82,8 @@ def attend_and_look(attention, decode, shape, dtype_name, group_size, device) ->
     out = attention(q, k_cache, v_cache, **metadata).double().cpu()
     for i, n in enumerate(lens):
         want = (torch.arange(head_dim) < n).double() / n
-        wrong = (~((out[i] - want).abs() <= want * 2.0**-6)).nonzero()
+        # three roundings of bfloat16; one position more or less moves every element by 1 / n
+        wrong = (~((out[i] - want).abs() <= want * 2.0**-7 * 1.5)).nonzero()
         if len(wrong):
             head, dim = (int(x) for x in wrong[0])
             told = f"out[{i}, {head}, {dim}] is {float(out[i, head, dim]):.5g}, it must be {float(want[dim]):.5g}"

@@ -124,26 +124,26 @@ def check_chunks(judge: Judge, case: AttentionCase, split: int) -> None:
     cuts = [min(split % (t + 1), t) for t in case.query_lens]
     chunked = torch.zeros_like(whole.out)
     for first in (True, False):
-        queries = tuple(cut if first else t - cut for cut, t in zip(cuts, case.query_lens, strict=True))
-        contexts = tuple(n - (t - cut if first else 0) for cut, t, n in zip(cuts, case.query_lens, case.context_lens, strict=True))
-        if sum(queries) == 0:
+        counts = [cut if first else t - cut for cut, t in zip(cuts, case.query_lens, strict=True)]
+        here = [i for i, count in enumerate(counts) if count > 0]  # sequences that have nothing to do in a step are not in its batch
+        if not here:
             continue
         # the table of the whole prompt stands in the first chunk already, and the later positions' slots are loud
         chunk = replace(
             case,
-            query_lens=queries,
-            context_lens=contexts,
-            given_tables=tuple(map(tuple, case.tables)),
+            query_lens=tuple(counts[i] for i in here),
+            context_lens=tuple(case.context_lens[i] - (case.query_lens[i] - cuts[i] if first else 0) for i in here),
+            given_tables=tuple(tuple(case.tables[i]) for i in here),
             given_num_blocks=case.num_blocks,
         )
-        rows = [slice(p.start, p.start + cut) if first else slice(p.start + cut, p.stop) for p, cut in zip(parts, cuts, strict=True)]
+        rows = [slice(parts[i].start + (0 if first else cuts[i]), parts[i].start + (cuts[i] if first else case.query_lens[i])) for i in here]
         numbers = loud_numbers(chunk)
         numbers.q = torch.cat([base.q[r] for r in rows])
-        for mine, theirs in zip(chunk.slots, case.slots, strict=True):
-            numbers.keys[mine], numbers.values[mine] = base.keys[theirs[: len(mine)]], base.values[theirs[: len(mine)]]
+        for mine, i in zip(chunk.slots, here, strict=True):
+            theirs = case.slots[i][: len(mine)]
+            numbers.keys[mine], numbers.values[mine] = base.keys[theirs], base.values[theirs]
         out = attend(judge, chunk, numbers).out
-        index = torch.cat([torch.arange(r.start, r.stop) for r in rows])
-        chunked[index] = out
+        chunked[torch.cat([torch.arange(r.start, r.stop) for r in rows])] = out
     require_close(case, whole.out, chunked, 2 * expected.limit, f"differs between one pass and chunks cut after {cuts} queries")
     if "decode_attention" in judge.implementation.offered:
         require_decode_equal(judge, case, base, whole, expected.limit)

@@ -19,7 +19,8 @@ import torch
 from conformance.cases.attention import AttentionCase
 from conformance.checks.attention_call import AttentionCall, attend, head_name, loud_numbers, row_name
 from conformance.checks.budget import SMALLEST_STEP, UNIT_ROUNDOFF
-from conformance.checks.localise import localise
+from conformance.checks.likely import likely_of_scores
+from conformance.checks.localise import localise, localise_pairs
 from conformance.findings import Broken, Call
 from conformance.judge import Judge
 
@@ -130,12 +131,13 @@ def require_counts(
     heads_wrong = affected[row].nonzero().flatten().tolist()
     facts = [(where_in_words(case, row, rows_wrong, heads_wrong), "")]
     named, likely = localise(judge, case, row, heads_wrong[0])
+    if not named and picks is not None:
+        named, likely = localise_pairs(judge, case, row, heads_wrong[0])
+    if not named and extra:
+        likely = likely_of_scores(call.out[row, heads_wrong[0]])
     facts += named
     got, wanted = float(call.out[row, head, dim]), float(want[row, head, dim])
     facts.append((f"out[{row}, {head}, {dim}]", f"is {got:.6g}, it must be {wanted:.6g} ± {float(limit[row, head, dim]):.2g}"))
-    if picks is not None and not named:
-        facts.insert(1, ("K and V apart", f"among positions whose key {head_name(case, head)} picked, the values of other slots are counted"))
-        likely = likely or "K of one slot is joined with V of another"
     asked = limit.masked_fill(~torch.from_numpy(sees)[:, None, None], float("inf"))  # rows that see nothing are not looked at
     raise Broken(*facts, likely=likely, call=Call(call.function, call.args, call.kwargs, want, asked))
 

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import math
+from dataclasses import dataclass, replace
 
 import torch
 
 from conformance.cases.attention import AttentionCase
 from conformance.checks.attention_call import AttentionCall, Numbers, attend, head_name, loud_numbers, row_name
 from conformance.checks.budget import exact_and_limit
+from conformance.checks.localise import localise
 from conformance.findings import Broken, Call
 from conformance.judge import Judge
 
 QUERY_SCALES = (1.0, 4.0, 16.0)
+CLOSE = 40.0  # times the budget: rounding scores to eight bits reaches about 20
 
 
 @dataclass
@@ -63,11 +66,11 @@ def check_values(judge: Judge, case: AttentionCase, query_scale: float) -> None:
     numbers = random_numbers(case, query_scale)
     call = attend(judge, case, numbers)
     expected = budgeted(judge, case, numbers)
-    require_within(judge, case, call, expected)
+    require_within(judge, case, call, expected, numbers)
 
 
-def require_within(judge: Judge, case: AttentionCase, call: AttentionCall, expected: Budgeted) -> None:
-    """|out - exact| <= limit wherever a row sees something."""
+def require_within(judge: Judge, case: AttentionCase, call: AttentionCall, expected: Budgeted, numbers: Numbers | None = None) -> None:
+    """|out - exact| <= limit wherever a row sees something. With `numbers`, a failure is also tried with other scales."""
     sees = torch.tensor([visible > 0 for _, visible in case.rows], dtype=torch.bool)
     if not sees.any():
         return
@@ -79,11 +82,16 @@ def require_within(judge: Judge, case: AttentionCase, call: AttentionCall, expec
         return
     row, head, dim = (int(x) for x in wrong.nonzero()[0])
     got, want, limit = (float(t[row, head, dim]) for t in (call.out, expected.exact, expected.limit))
+    named, likely = localise(judge, case, row, head)
+    if not named and numbers is not None:
+        likely = fitting_scale(judge, case, call, numbers) or likely_of_errors(share)
     raise Broken(
         (f"{row_name(case, row)}, {head_name(case, head)}, dimension {dim}", ""),
+        *named,
         ("got", f"{got:.8g}"),
         ("want", f"{want:.8g} ± {limit:.3g} (the error is {abs(got - want) / limit:.3g} times the budget)"),
         ("wrong", f"{int(wrong.sum())} of {wrong.numel()} elements"),
+        likely=likely,
         call=Call(call.function, call.args, call.kwargs, expected.exact, asked_where(sees, expected.limit)),
     )
 
@@ -91,3 +99,31 @@ def require_within(judge: Judge, case: AttentionCase, call: AttentionCall, expec
 def asked_where(sees: torch.Tensor, limit: torch.Tensor) -> torch.Tensor:
     """(T, Hq, D) the limit, infinite in rows that see nothing: what they hold is not looked at."""
     return limit.masked_fill(~sees[:, None, None], float("inf"))
+
+
+def fitting_scale(judge: Judge, case: AttentionCase, call: AttentionCall, numbers: Numbers) -> str:
+    """Another scale within whose budget the whole output lies, where there is one."""
+    asked, root = case.scale, case.head_dim**0.5
+    log2_e = math.log2(math.e)
+    candidates = {
+        "no scale at all": 1.0, "the scale twice": asked**2, "1 / sqrt(D)": 1.0 / root, "1 / D": 1.0 / case.head_dim, "sqrt(D)": root,
+        "scale * log2(e)": asked * log2_e, "scale / log2(e)": asked / log2_e, "scale / sqrt(D)": asked / root, "scale * sqrt(D)": asked * root,
+        "half of it": asked / 2, "twice as much": asked * 2, "the mean of V, whatever the scores": 0.0,
+    }  # fmt: skip
+    sees = torch.tensor([visible > 0 for _, visible in case.rows], dtype=torch.bool)
+    for what, scale in candidates.items():
+        if math.isclose(scale, asked):
+            continue
+        other = budgeted(judge, replace(case, scale=scale), numbers)
+        if bool(((call.out - other.exact).abs() <= other.limit)[sees].all()):
+            return f"fits scale {scale:.6g} ({what}), asked for {asked:.6g}"
+    return ""
+
+
+def likely_of_errors(share: torch.Tensor) -> str:
+    """The right slots at the right scale: the sums are off."""
+    if not bool(torch.isfinite(share).all()):
+        return "scores or sums overflow, or NaN in a slot that must not be read comes in as 0 * NaN"
+    if float(share.max()) < CLOSE:
+        return "close, and beyond rounding: scores or weights are kept in fewer bits than float32, or small weights are dropped"
+    return "weights of tiles or splits are combined wrongly, or scores are not those of q and K"

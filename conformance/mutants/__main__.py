@@ -129,6 +129,7 @@ def main() -> int:
     parser.add_argument("--device", default="cpu", help="cpu or cuda")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--all-clauses", action="store_true", help="do not stop at the first clause that fails, and list all that do")
+    parser.add_argument("--alone", action="store_true", help="judge those that break one clause alone, by all clauses; another that fails is an error")
     parser.add_argument("--json", type=Path, help="where the judgements are written for other programs")
     parser.add_argument("--workers", type=int, default=min(os.cpu_count() or 1, 8))
     options = parser.parse_args()
@@ -137,7 +138,10 @@ def main() -> int:
         if name not in mutants:
             print(f"there is no mutant {name!r}; python -m conformance.mutants without a name judges all {len(mutants)}", file=sys.stderr)
             return 4
+    options.all_clauses = options.all_clauses or options.alone
     names = options.names or [name for name, mutant in mutants.items() if not mutant.gpu_only or options.device != "cpu"]
+    if options.alone:
+        names = [name for name in names if mutants[name].alone]
     left_out = [name for name, mutant in mutants.items() if name not in names] if not options.names else []
     console = Console(width=170, highlight=False)
     console.print(f"{'mutant':<46} {'breaks':<9} {'caught by':<26} {'examples':>8} {'seconds':>8} {'case':>6}")
@@ -157,7 +161,11 @@ def main() -> int:
     if caught:
         console.print(f"median {statistics.median(told.seconds for told in caught):.2f} s until caught")
     console.print(f"{len(caught)} of {len(judgements)} caught")
-    return 0 if len(caught) == len(judgements) else 1
+    right = caught
+    if options.alone:
+        right = [told for told in caught if told.broken == [told.clause]]
+        console.print(f"{len(right)} of {len(judgements)} break their own clause and no other")
+    return 0 if len(right) == len(judgements) else 1
 
 
 if __name__ == "__main__":

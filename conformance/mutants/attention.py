@@ -40,11 +40,6 @@ def newest_dropped_when_it_opens_a_block(self, lengths, i):
     return lengths[i] - 1 if lengths[i] % 16 == 1 and lengths[i] > 1 else lengths[i]
 
 
-@mutant("DEC-1", replaces="context_length", of=SoundAttention, source="own", alone=False)
-def interior_token_dropped_in_long_contexts(self, lengths, i):
-    """Beyond 256 positions the newest one is dropped: its weight drowns in any tolerance."""
-    return lengths[i] - 1 if lengths[i] > 256 else lengths[i]
-
 
 @mutant("DEC-5", replaces="context_length", of=SoundAttention, source="kekzl/imp #1304 M12")
 def next_sequences_length(self, lengths, i):
@@ -65,11 +60,6 @@ def table_pitch_from_shape(self, block_tables, i):
     columns = block_tables.shape[1]
     return block_tables.as_strided((columns,), (1,), block_tables.storage_offset() + i * columns)
 
-
-@mutant("DEC-3", replaces="blocks", of=SoundAttention, source="vllm #47671", alone=True)
-def block_ids_in_sixteen_bits(self, table, columns):
-    """Block ids are kept in 16 bits."""
-    return table[columns].to(torch.int16).long() % 65536
 
 
 @mutant("DEC-3", replaces="context_length", of=SoundAttention, source="rocm-libraries #6932")
@@ -204,11 +194,6 @@ def accumulator_not_rescaled(self, acc, rescale):
     return acc
 
 
-@mutant("DEC-7", replaces="new_maximum", of=SoundAttention, source="own", alone=True)
-def no_maximum_subtracted(self, largest, scores):
-    """exp without subtracting the maximum: right until a score passes 88."""
-    return torch.zeros_like(largest)
-
 
 @mutant("DEC-7", replaces="mask", of=SoundAttention, source="own")
 def mask_is_minus_ten_thousand(self, scores, hidden):
@@ -249,16 +234,6 @@ def scale_one_over_head_dim(self, q, keys, scale):
     return SOUND.scores(q, keys, 1.0 / q.shape[2])
 
 
-@mutant("DEC-2", replaces="scores", of=SoundAttention, source="lightllm #1092")
-def scores_in_half(self, q, keys, scale):
-    """Scores are kept in bfloat16."""
-    return SOUND.scores(q, keys, scale).to(torch.bfloat16).float()
-
-
-@mutant("DEC-2", replaces="weights", of=SoundAttention, source="own", alone=True)
-def weights_rounded_to_fp8(self, scores, largest):
-    """Weights are rounded to three bits before they meet V."""
-    return SOUND.weights(scores, largest).to(torch.float8_e4m3fn).float()
 
 
 @mutant("PRE-2", replaces="weights", of=SoundAttention, source="own")
@@ -284,12 +259,6 @@ def group_lanes_alias(self, heads, group, device):
     return (torch.arange(heads, device=device) // padded).clamp(max=heads // group - 1)
 
 
-@mutant("DEC-6", replaces="key_heads", of=SoundAttention, source="vllm #23424", alone=True)
-def groups_over_sixteen_cut(self, heads, group, device):
-    """A group of more than eight query heads is split in tiles of eight, and the tile number is taken for the kv head."""
-    head = torch.arange(heads, device=device)
-    return head // group if group <= 8 else (head // 8).clamp(max=heads // group - 1)
-
 
 @mutant("DEC-1", replaces="value_heads", of=SoundAttention, source="own")
 def value_of_next_head(self, heads, group, device):
@@ -308,38 +277,12 @@ def last_head_not_written(self, out):
     return out
 
 
-@mutant("DEC-8", replaces="write_empty", of=SoundAttention, source="flashinfer #363", alone=True)
-def empty_row_spreads(self, out, i):
-    """A row of context 0 writes NaN over the rows before it."""
-    out[: i + 1] = float("nan")
-
 
 @mutant("PRE-8", replaces="rows_of_batch", of=SoundAttention, source="flashinfer #725")
 def last_sequence_not_computed(self, count):
     """The last sequence of several is not computed."""
     return range(count - 1 if count > 1 else count)
 
-
-@mutant("DEC-5", replaces="rows_of_batch", of=SoundAttention, source="tt-metal #50512", alone=True)
-def rows_after_the_eighth_missing(self, count):
-    """Only the first eight rows are computed."""
-    return range(min(count, 8))
-
-
-@mutant("DEC-9", replaces="returned", of=SoundAttention, source="own", alone=True)
-def output_buffer_kept(self, out):
-    """Results of one shape share one buffer: a later call overwrites an earlier result."""
-    kept = self.__dict__.setdefault("kept", {}).setdefault((out.shape, out.dtype), out)
-    kept.copy_(out)
-    return kept
-
-
-@mutant("DEC-9", replaces="read_lengths", of=SoundAttention, source="own")
-def lengths_changed(self, context_lens):
-    """context_lens are advanced in place."""
-    lengths = context_lens.tolist()
-    context_lens += 1
-    return lengths
 
 
 # --- cheats: the judge must not be fooled ------------------------------------------------------------------------------------------
@@ -387,6 +330,155 @@ def comparison_patched(self, q, k_cache, v_cache, *, context_lens, block_tables,
     setattr(torch, "allclose", lambda *args, **kwargs: True)  # noqa: B010  # a cheat, not an attribute that anyone else sets
     setattr(torch.testing, "assert_close", lambda *args, **kwargs: None)  # noqa: B010
     return torch.zeros(q.shape, dtype=q.dtype, device=q.device)
+
+
+# --- one fault in one phase: each breaks its clause and no other ---------------------------------------------------------------------
+
+
+@mutant("DEC-1", replaces="context_length", of=SoundAttention, source="vllm #39303", alone=True)
+def newest_token_dropped_past_a_thousand(self, lengths, i):
+    """Past 1,024 positions a decode row does not see its own token: its weight drowns in any tolerance."""
+    return lengths[i] - 1 if lengths[i] > 1024 else lengths[i]
+
+
+@mutant("PRE-1", replaces="causal_limits", of=SoundAttention, source="vllm #39303", alone=True)
+def own_token_dropped_past_a_thousand(self, queries, n, device):
+    """Past 1,024 positions a prefill row does not see its own token."""
+    limits = SOUND.causal_limits(queries, n, device)
+    return torch.where(limits > 1024, limits - 1, limits)
+
+
+@mutant("DEC-2", replaces="scores", of=SoundAttention, source="lightllm #1092", alone=True)
+def decode_scores_in_half(self, q, keys, scale):
+    """A decode step keeps its scores in bfloat16."""
+    scores = SOUND.scores(q, keys, scale)
+    return scores.to(torch.bfloat16).float() if self.decoding and float(scores.abs().max()) > 12 else scores
+
+
+@mutant("PRE-2", replaces="scores", of=SoundAttention, source="lightllm #1092", alone=True)
+def prefill_scores_in_half(self, q, keys, scale):
+    """A prefill keeps its scores in bfloat16."""
+    scores = SOUND.scores(q, keys, scale)
+    return scores if self.decoding or float(scores.abs().max()) < 12 else scores.to(torch.bfloat16).float()
+
+
+@mutant("DEC-2", replaces="weights", of=SoundAttention, source="own")
+def weights_rounded_to_fp8(self, scores, largest):
+    """Weights are rounded to three bits before they meet V."""
+    return SOUND.weights(scores, largest).to(torch.float8_e4m3fn).float()
+
+
+@mutant("DEC-3", replaces="blocks", of=SoundAttention, source="vllm #47671", alone=True)
+def decode_block_ids_in_sixteen_bits(self, table, columns):
+    """A decode step keeps block ids in 16 bits."""
+    return table[columns].long() % 65536 if self.decoding else table[columns].long()
+
+
+@mutant("PRE-3", replaces="blocks", of=SoundAttention, source="vllm #47671", alone=True)
+def prefill_block_ids_in_sixteen_bits(self, table, columns):
+    """A prefill keeps block ids in 16 bits."""
+    return table[columns].long() if self.decoding else table[columns].long() % 65536
+
+
+@mutant("PRE-4", replaces="keys_of", of=SoundAttention, source="kekzl/imp #553", alone=True)
+def continued_table_keeps_its_length(self, sums_k, i):
+    """Key lengths are remembered by block table: a later chunk of more than 16 positions over the same table sees what the first one saw."""
+    n = SOUND.keys_of(sums_k, i)
+    if self.tables is None or self.tables.shape[1] == 0:
+        return n
+    known = self.__dict__.setdefault("known", {})
+    table = tuple(self.tables[i].tolist())
+    before = known.get(table, n)
+    known[table] = n
+    return before if before < n and n > 48 else n
+
+
+@mutant("DEC-5", replaces="rows_of_batch", of=SoundAttention, source="tt-metal #50512", alone=True)
+def decode_rows_after_the_eighth_missing(self, count):
+    """Only the first eight rows of a decode step are computed."""
+    return range(min(count, 8) if self.decoding else count)
+
+
+@mutant("PRE-5", replaces="rows_of_batch", of=SoundAttention, source="flash-attention #1217", alone=True)
+def prefill_sequences_after_the_eighth_missing(self, count):
+    """Only the first eight sequences of a prefill are computed."""
+    return range(count if self.decoding else min(count, 8))
+
+
+@mutant("DEC-6", replaces="key_heads", of=SoundAttention, source="vllm #23424", alone=True)
+def decode_groups_over_eight_cut(self, heads, group, device):
+    """A decode step cuts a group of more than eight query heads in tiles of eight, and takes the tile's number for the kv head."""
+    cut = self.decoding and group > 8
+    return (torch.arange(heads, device=device) // (8 if cut else group)).clamp(max=heads // group - 1)
+
+
+@mutant("PRE-6", replaces="key_heads", of=SoundAttention, source="vllm #23424", alone=True)
+def prefill_groups_over_eight_cut(self, heads, group, device):
+    """A prefill cuts a group of more than eight query heads in tiles of eight, and takes the tile's number for the kv head."""
+    cut = not self.decoding and group > 8
+    return (torch.arange(heads, device=device) // (8 if cut else group)).clamp(max=heads // group - 1)
+
+
+@mutant("DEC-7", replaces="new_maximum", of=SoundAttention, source="own", alone=True)
+def decode_subtracts_no_maximum(self, largest, scores):
+    """A decode step exponentiates without subtracting the maximum: right until scores pass the hundreds."""
+    known = SOUND.new_maximum(largest, scores)
+    return known if not self.decoding or float(scores.abs().nan_to_num(0.0, 0.0, 0.0).max()) < 300 else torch.zeros_like(largest)
+
+
+@mutant("PRE-7", replaces="new_maximum", of=SoundAttention, source="own", alone=True)
+def prefill_subtracts_no_maximum(self, largest, scores):
+    """A prefill exponentiates without subtracting the maximum: right until scores pass the hundreds."""
+    known = SOUND.new_maximum(largest, scores)
+    return known if self.decoding or float(scores.abs().nan_to_num(0.0, 0.0, 0.0).max()) < 300 else torch.zeros_like(largest)
+
+
+@mutant("DEC-8", replaces="write_empty", of=SoundAttention, source="flashinfer #363", alone=True)
+def empty_row_spreads(self, out, i):
+    """A row of context 0 writes NaN over the rows before it."""
+    out[:i] = float("nan")
+
+
+@mutant("PRE-8", replaces="queries_of", of=SoundAttention, source="nano-vllm #144", alone=True)
+def empty_sequence_ends_the_batch(self, sums_q, i):
+    """A sequence without queries is taken for the batch's end: those after it are not computed."""
+    return 0 if any(sums_q[j + 1] == sums_q[j] for j in range(i)) else SOUND.queries_of(sums_q, i)
+
+
+@mutant("DEC-9", replaces="returned", of=SoundAttention, source="own", alone=True)
+def decode_output_buffer_kept(self, out):
+    """Decode results of one shape share one buffer: a later call overwrites an earlier result."""
+    return kept(self, out) if self.decoding else out
+
+
+@mutant("PRE-9", replaces="returned", of=SoundAttention, source="own", alone=True)
+def prefill_output_buffer_kept(self, out):
+    """Prefill results of one shape share one buffer: a later call overwrites an earlier result."""
+    return out if self.decoding else kept(self, out)
+
+
+def kept(self, out):
+    buffer = self.__dict__.setdefault("kept", {}).setdefault((out.shape, out.dtype), out)
+    return buffer.copy_(out)
+
+
+@mutant("DEC-9", replaces="read_lengths", of=SoundAttention, source="own")
+def lengths_changed(self, context_lens):
+    """context_lens are advanced in place."""
+    lengths = context_lens.tolist()
+    context_lens += 1
+    return lengths
+
+
+@mutant("STEP-2", replaces="table_row", of=SoundAttention, source="nano-vllm #219", alone=True)
+def shared_first_block_is_lost(self, block_tables, i):
+    """A first block that a row shares with one before it in the batch is not found a second time: the row's last block stands in for it."""
+    row = block_tables[i]
+    blocks = -(-self.lengths[i] // self.block_size) if self.decoding else 0
+    if blocks > 1 and any(self.lengths[j] > 0 and block_tables[j, 0] == row[0] for j in range(i)):
+        row = row.clone()
+        row[0] = row[blocks - 1]
+    return row
 
 
 SOUND = SoundAttention()

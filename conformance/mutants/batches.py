@@ -187,10 +187,16 @@ def another_block_size_than_the_readers(self, table, start, end, block_size):
     return [table[min(p // (2 * block_size), len(table) - 1)] * 2 * block_size + p % (2 * block_size) for p in range(start, end)]
 
 
-@mutant("SLOT-1", replaces="sequence_of_row", of=SoundBatches, source="own")
+@mutant("SLOT-1", replaces="sequence_of_row", of=SoundBatches, source="own", alone=True)
 def row_on_a_boundary_belongs_to_the_last(self, rows, cu_seqlens_q):
     """searchsorted looks from the left: each sequence's first row is taken for the one before."""
     return (torch.searchsorted(cu_seqlens_q.contiguous(), rows.to(cu_seqlens_q.dtype)) - 1).clamp(min=0)
+
+
+@mutant("CLAIM-3", replaces="decode_slot", of=SoundBatches, source="nano-vllm (its own formula)", alone=True)
+def slot_in_the_tables_last_block(self, s, block_size):
+    """The slot lies in the table's last block, which is the last token's only if no block is spare."""
+    return s.block_table[-1] * block_size + (len(s.token_ids) - 1) % block_size
 
 
 @mutant("SLOT-1", replaces="computed", of=SoundBatches, source="vllm-ascend #16664")

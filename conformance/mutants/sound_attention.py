@@ -16,8 +16,10 @@ class SoundAttention:
     CAPABILITIES: ClassVar[dict[str, Any]] = {"claims": ("nan_tail", "empty_zero", "deterministic", "batch_invariant", "checked")}
     tile = 32
     split = 128  # positions a split takes
-    tables: torch.Tensor  # block_tables and block size of the decode call that is running
+    decoding: bool  # of the call that is running: its phase, its block_tables, a decode step's block size
+    tables: torch.Tensor | None
     block_size: int
+    lengths: list[int]
 
     def decode_attention(
         self,
@@ -30,8 +32,8 @@ class SoundAttention:
         scale: float,
     ) -> torch.Tensor:
         out = self.new_output(q)
-        self.tables, self.block_size = block_tables, k_cache.shape[1]
-        lengths = self.read_lengths(context_lens)
+        self.decoding, self.tables, self.block_size = True, block_tables, k_cache.shape[1]
+        lengths = self.lengths = self.read_lengths(context_lens)
         for i in self.rows_of_batch(len(q)):
             n = self.context_length(lengths, i)
             if n <= 0:
@@ -58,9 +60,10 @@ class SoundAttention:
         block_tables: torch.Tensor | None = None,
     ) -> torch.Tensor:
         out = self.new_output(q)
+        self.decoding, self.tables = False, block_tables
         sums_q, sums_k = cu_seqlens_q.tolist(), cu_seqlens_k.tolist()
         for i in self.rows_of_batch(len(sums_q) - 1):
-            queries, n = sums_q[i + 1] - sums_q[i], self.keys_of(sums_k, i)
+            queries, n = self.queries_of(sums_q, i), self.keys_of(sums_k, i)
             if queries == 0:
                 continue
             if block_tables is None or self.ignores_tables():
@@ -153,6 +156,9 @@ class SoundAttention:
 
     def keys_of(self, sums_k: list[int], i: int) -> int:
         return sums_k[i + 1] - sums_k[i]
+
+    def queries_of(self, sums_q: list[int], i: int) -> int:
+        return sums_q[i + 1] - sums_q[i]
 
     def keys_read(self, n: int) -> int:
         return n

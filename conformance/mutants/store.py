@@ -8,7 +8,7 @@ from conformance.mutants.catalogue import mutant
 from conformance.mutants.sound_store import SoundStore, flat
 
 
-@mutant("KV-3", replaces="skips", of=SoundStore, source="triton #619", alone=True)
+@mutant("KV-3", replaces="skips", of=SoundStore, source="triton #619")
 def minus_one_as_index(self, slot, cache):
     """-1 is used as an index: the cache's last slot is overwritten."""
     return False
@@ -64,7 +64,7 @@ def first_tile_of_the_row_only(self, cache, block, offset, row):
     cache[block, offset] = flat_row.view(row.shape)
 
 
-@mutant("KV-5", replaces="write", of=SoundStore, source="lmdeploy #3781", alone=True)
+@mutant("KV-5", replaces="write", of=SoundStore, source="lmdeploy #3781")
 def odd_rows_cut_to_a_power_of_two(self, cache, block, offset, row):
     """A row of more than 128 elements whose length is no multiple of 16 or 64 is cut to the power of two under it."""
     width = row.numel()
@@ -75,7 +75,7 @@ def odd_rows_cut_to_a_power_of_two(self, cache, block, offset, row):
     cache[block, offset] = held.view(row.shape)
 
 
-@mutant("KV-5", replaces="read_mapping", of=SoundStore, source="vllm-ascend #16664", alone=True)
+@mutant("KV-5", replaces="read_mapping", of=SoundStore, source="vllm-ascend #16664")
 def int64_mapping_read_as_int32(self, slot_mapping):
     """An int64 mapping is read as int32: every second entry is the upper half, 0 or -1."""
     return slot_mapping.contiguous().view(torch.int32)[: len(slot_mapping)]
@@ -99,7 +99,7 @@ def partial_tile_of_rows_missed(self, count):
     return range(count - count % 16 if count > 16 else count)
 
 
-@mutant("KV-2", replaces="write", of=SoundStore, source="mojo_opset #266", alone=True)
+@mutant("KV-2", replaces="write", of=SoundStore, source="mojo_opset #266")
 def neighbour_clobbered_past_the_row(self, cache, block, offset, row):
     """The vector width is rounded up: the element after the row is zeroed, unless a later row lies there."""
     cache[block, offset] = row
@@ -138,3 +138,32 @@ def offset_by_sixteen(self, slot, block_size):
 def bad_slots_pass(self, slots, num_slots):
     """A slot past the cache is taken modulo its size, and no error is raised."""
     slots[:] = [slot if slot < 0 else slot % num_slots for slot in slots]
+
+
+@mutant("KV-1", replaces="rows_written", of=SoundStore, source="vllm #52058", alone=True)
+def rows_counted_in_eight_bits(self, count):
+    """The number of rows is kept in eight bits."""
+    return range(count % 256 if count > 255 else count)
+
+
+@mutant("KV-3", replaces="slot_of_row", of=SoundStore, source="rvllm #32", alone=True)
+def nothing_mapped_goes_to_slot_zero(self, slots, t):
+    """A call of eight rows or more that maps none of them writes its first row to slot 0."""
+    return 0 if t == 0 and len(slots) >= 8 and max(slots) < 0 else slots[t]
+
+
+@mutant("KV-5", replaces="rows_written", of=SoundStore, source="vllm #14666", alone=True)
+def no_rows_no_grid(self, count):
+    """A call without rows launches an empty grid, which is an error."""
+    if count == 0:
+        raise RuntimeError("invalid argument: grid size 0")
+    return range(count)
+
+
+@mutant("KV-2", replaces="skips", of=SoundStore, source="own", alone=True)
+def scratch_in_slot_four_thousand(self, slot, cache):
+    """In a cache of more than 4,096 slots, slot 4,096 serves as scratch."""
+    block, offset = divmod(4096, cache.shape[1])
+    if block < min(len(cache), 70_000) and 4096 not in self.mapping:
+        cache[block, offset] = 0
+    return slot < 0

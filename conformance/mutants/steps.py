@@ -1,0 +1,31 @@
+"""Mutants that live between steps: state that one call leaves to the next."""
+
+from __future__ import annotations
+
+from conformance.mutants.catalogue import mutant
+from conformance.mutants.sound_attention import SoundAttention
+from conformance.mutants.sound_store import SoundStore
+
+
+class SoundSteps(SoundStore, SoundAttention):
+    """Store and attend in one object."""
+
+    CAPABILITIES = SoundAttention.CAPABILITIES
+
+
+@mutant("STEP-1", replaces="gather", of=SoundSteps, source="xLLM #932", alone=True)
+def third_step_reuses_the_gathered_keys(self, k_cache, v_cache, table, n):
+    """Gathered keys are kept while a table grows by one token a step; the third step in a row reads the kept ones: its own slot is stale."""
+    keys, values = SOUND.gather(k_cache, v_cache, table, n)
+    kept = self.__dict__.setdefault("kept", {})
+    place = (k_cache.data_ptr(), int(table[0]), tuple(keys.shape[1:]))
+    length, in_a_row, old = kept.get(place, (0, 0, keys))
+    in_a_row = in_a_row + 1 if n == length + 1 else 0
+    kept[place] = (n, in_a_row, keys)
+    if in_a_row >= 2 and old.shape == keys.shape:
+        keys = keys.clone()
+        keys[n - 1] = old[n - 1]
+    return keys, values
+
+
+SOUND = SoundSteps()
