@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -10,7 +11,7 @@ import torch
 
 CLAIMS = ("deterministic", "batch_invariant", "cuda_graph", "nan_tail", "empty_zero", "spare_blocks", "checked")
 DTYPES = {"float16": torch.float16, "bfloat16": torch.bfloat16, "float32": torch.float32}
-KEYS = ("dtypes", "head_dims", "group_sizes", "block_sizes", "max_context", "float32_products", "claims")
+KEYS = ("dtypes", "head_dims", "group_sizes", "block_sizes", "max_context", "float32_products", "tail_nats", "claims")
 
 
 @dataclass(frozen=True)
@@ -21,6 +22,7 @@ class Capabilities:
     block_sizes: tuple[int, ...] | None = None
     max_context: int | None = None  # tokens
     float32_products: str = "ieee"  # or "tf32"
+    tail_nats: float = math.inf  # so deep under the top token, in nats, sample keeps 99 % of a tail's mass
     claims: tuple[str, ...] = ()
 
     def allowed(self, kind: str, candidates: Iterable[int]) -> list[int]:
@@ -48,12 +50,18 @@ def read_capabilities(stated: Mapping[str, Any]) -> Capabilities:
     for key in ("head_dims", "group_sizes", "block_sizes"):
         if stated.get(key) is not None:
             fields[key] = tuple(int(value) for value in stated[key])
+    if fields.get("head_dims") and min(fields["head_dims"]) < 4:
+        raise ValueError(f"CAPABILITIES names the head dimension {min(fields['head_dims'])}, the suite needs at least 4")
     if stated.get("max_context") is not None:
         fields["max_context"] = int(stated["max_context"])
     if "float32_products" in stated:
         if stated["float32_products"] not in ("ieee", "tf32"):
             raise ValueError(f"CAPABILITIES says float32_products {stated['float32_products']!r}, known are 'ieee' and 'tf32'")
         fields["float32_products"] = stated["float32_products"]
+    if stated.get("tail_nats") is not None:
+        fields["tail_nats"] = float(stated["tail_nats"])
+        if not fields["tail_nats"] >= 0:
+            raise ValueError(f"CAPABILITIES says tail_nats {stated['tail_nats']!r}, it must be a number of nats, at least 0")
     return Capabilities(claims=tuple(stated.get("claims", ())), **fields)
 
 

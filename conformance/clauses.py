@@ -74,6 +74,7 @@ CLAUSES: dict[str, Clause] = {
         Clause("SAMPLE-5", "rows are independent of each other", SAMPLE),
         Clause("SAMPLE-6", "consecutive calls are independent; the same seed repeats, another does not", SAMPLE),
         Clause("SAMPLE-7", "-inf logits are never sampled, ids lie in [0, V), a NaN row disturbs no neighbour", SAMPLE),
+        Clause("SAMPLE-8", "a tail keeps its mass down to the stated number of nats under the top token, 20 and more if none is stated", SAMPLE),
         Clause("SAMPLE-9", "T -> 0 gives the argmax, or is refused; logits and temperatures are unchanged", SAMPLE),
         Clause("CLAIM-1", "nan_tail: NaN in slots that were never written does not leak", (*PREFILL, *DECODE), claim="nan_tail"),
         Clause("CLAIM-2", "empty_zero: a row that sees nothing is 0", (*PREFILL, *DECODE), claim="empty_zero"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -20,6 +21,9 @@ class Call:
     before: dict[int, torch.Tensor] = field(default_factory=dict)  # data_ptr of a storage -> its bits when the call was made
 
 
+Explain = Callable[[], tuple[list[tuple[str, str]], str]]
+
+
 @dataclass
 class Finding:
     """Why a clause does not hold: labelled facts for a reader who has never opened this repository."""
@@ -30,15 +34,24 @@ class Finding:
     case: Any = None  # filled in by the judge
     clause: str = ""  # filled in by the judge, unless the check knows better
     script: str = ""  # the body of a replay that is no single call of small tensors: it loads SPEC, and exits with 1 or 0
+    explain: Explain | None = None  # more facts and a likely cause, from further calls
     replay: str = ""  # how to run the replay script, or why there is none
+
+
+    def explained(self) -> None:
+        """Add what `explain` finds, after the first fact. Called once, for the smallest case: it may cost many calls."""
+        if self.explain is not None:
+            (facts, likely), self.explain = self.explain(), None
+            self.facts[1:1] = facts
+            self.likely = likely or self.likely
 
 
 class Broken(Exception):
     """The implementation breaks a clause on this case."""
 
-    def __init__(self, *facts: tuple[str, str], likely: str = "", call: Call | None = None, clause: str = "") -> None:
+    def __init__(self, *facts: tuple[str, str], likely: str = "", call: Call | None = None, clause: str = "", explain: Explain | None = None) -> None:
         super().__init__("; ".join(f"{label}: {text}" for label, text in facts))
-        self.finding = Finding(list(facts), likely, call, clause=clause)
+        self.finding = Finding(list(facts), likely, call, clause=clause, explain=explain)
 
 
 class Refused(Exception):

@@ -42,6 +42,7 @@ class Implementation:
 
     def __init__(self, name: str, target: Any, device: torch.device) -> None:
         self.name = name
+        self.target = target
         self.device = device
         self.offered: dict[str, Callable[..., Any]] = {
             function: getattr(target, function) for function in CONTRACT if callable(getattr(target, function, None))
@@ -79,7 +80,11 @@ class Implementation:
             raise Refused(one_line(error)) from error
         except Exception as error:  # whatever an implementation raises is a finding about it, not an error of the judge
             leave_a_poisoned_gpu(error)
-            raise Broken(("raised", one_line(error)), ("at", innermost_line(error))) from error
+            raise Broken(
+                ("raised", one_line(error)),
+                ("at", innermost_line(error)),
+                ("if this is a limit", "state it in CAPABILITIES, or raise NotImplementedError or ValueError: then it is a refusal"),
+            ) from error
         return result
 
     def _require_signature(self, function: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
@@ -91,8 +96,9 @@ class Implementation:
         try:
             signature.bind(*args, **required)
         except TypeError as error:
+            hint = " (this is a class: name an instance)" if inspect.isclass(self.target) else ""
             raise Broken(
-                ("signature", f"{function}{signature} cannot be called as the contract says: {error}"),
+                ("signature", f"{function}{signature} cannot be called as the contract says: {error}{hint}"),
                 ("contract", f"{function}{inspect.signature(getattr(reference, function))}"),
             ) from error
 

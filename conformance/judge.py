@@ -18,7 +18,7 @@ from conformance.findings import Broken, Call, Record, Refused
 from conformance.implementation import Implementation
 
 EFFORTS = {"quick": 0.3, "default": 1.0, "thorough": 8.0}
-SHRINKING_SECONDS = 8.0  # after this long no smaller case is taken up
+SHRINKING_SECONDS = 5.0  # after this long no smaller case is taken up
 Case = TypeVar("Case")
 
 
@@ -91,12 +91,17 @@ class Judge:
         try:
             judged()
         except Broken as broken:
+            broken.finding.explained()
             raise broken from None
 
     def for_each(self, cases: Iterable[Case], check: Callable[[Case], None]) -> None:
         """Hold `check` for each of a fixed list of cases. Raises Broken on the first that breaks."""
         for case in cases:
-            self._run(check, case)
+            try:
+                self._run(check, case)
+            except Broken as broken:
+                broken.finding.explained()
+                raise
 
     def _run(self, check: Callable[[Case], None], case: Case) -> None:
         self.record.examples += 1

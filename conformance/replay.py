@@ -1,7 +1,7 @@
 """A failure as a stand-alone script: the call of the shrunk case, rebuilt bit for bit, with what it should have given.
 
-A script needs torch and the user's module, nothing of this project. Its text is the report, the case's literals, conformance/replay_script.py
-as it stands, and the tensors' storages.
+A script needs torch and the user's module, nothing of this project. Its text is the report, the case's literals, replay_script.py as it
+stands, and the tensors' storages.
 """
 
 from __future__ import annotations
@@ -158,7 +158,7 @@ def script_of(finding: Finding, report: str, implementation: Implementation) -> 
 
 def script_of_body(body: str, report: str, implementation: Implementation) -> str:
     """A script whose check brings its own code."""
-    head = ["import importlib", "import importlib.util", "import os", "import sys", "from pathlib import Path", "from typing import Any", ""]
+    head = ["import importlib.util", "import os", "import sys", "from pathlib import Path", "from typing import Any", ""]
     setting = ["os.environ.setdefault('TRITON_INTERPRET', '1')"] if implementation.device.type == "cpu" else []
     spec = f"SPEC = sys.argv[1] if len(sys.argv) > 1 else {implementation.name!r}"
     return "\n".join([*opening(report), *head, *setting, spec, "", "", inspect.getsource(replay_script.load), "", body])

@@ -1,4 +1,4 @@
-"""What every replay script holds: conformance.replay copies this file's text into it, so it imports torch and the standard library alone."""
+"""What every replay script holds: conformance.replay copies this file's text into it, so it imports torch and the standard library."""
 
 from __future__ import annotations
 
@@ -16,7 +16,8 @@ from typing import Any
 import torch
 
 INTEGER = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
-Place = tuple[str, tuple[int, ...], tuple[int, ...], int, Any]  # dtype, shape, stride, offset, storage: an index, or (elements, what fills its gaps)
+# dtype, shape, stride, offset, storage: an index, or (elements, what fills its gaps)
+Place = tuple[str, tuple[int, ...], tuple[int, ...], int, Any]
 
 
 def load(spec: str) -> Any:
@@ -89,14 +90,15 @@ def changed_elements(got: dict[str, torch.Tensor], must: dict[str, torch.Tensor]
             digits = 2 * tensor.element_size()
             got_bits, want_bits = (f"0x{int(x[element]) & (16**digits - 1):0{digits}x}" for x in (now, wanted))
             sharing = {n: t for n, t in got.items() if t.untyped_storage().data_ptr() == tensor.untyped_storage().data_ptr()}
-            lines.append(f"{element_name(sharing, element)}: bits are {got_bits}, they must be {want_bits} ({len(wrong)} elements are wrong)")
+            told = f"bits are {got_bits}, they must be {want_bits}"
+            lines.append(f"{element_name(sharing, element)}: {told} ({len(wrong)} elements are wrong)")
     return lines
 
 
 def element_name(sharing: dict[str, torch.Tensor], element: int) -> str:
     for name, tensor in sharing.items():
         rest, index = element - tensor.storage_offset(), [0] * tensor.dim()
-        for axis in sorted(range(tensor.dim()), key=lambda a: -tensor.stride(a)):
+        for axis in sorted(range(tensor.dim()), key=lambda a: -tensor.stride()[a]):
             if tensor.stride(axis) > 0 and tensor.shape[axis] > 1 and rest >= 0:
                 index[axis] = min(rest // tensor.stride(axis), tensor.shape[axis] - 1)
                 rest -= index[axis] * tensor.stride(axis)
@@ -116,7 +118,8 @@ def wrong_elements(got: torch.Tensor, want: torch.Tensor, limit: torch.Tensor) -
         return []
     index = tuple(int(i) for i in wrong.nonzero()[0])
     got_value, want_value, limit_value = (float(t[index]) for t in (values, want, limit))
-    return [f"result{list(index)}: got {got_value:.8g}, want {want_value:.8g}, limit {limit_value:.3g} ({int(wrong.sum())} of {wrong.numel()} elements are wrong)"]
+    told = f"got {got_value:.8g}, want {want_value:.8g}, limit {limit_value:.3g}"
+    return [f"result{list(index)}: {told} ({int(wrong.sum())} of {wrong.numel()} elements are wrong)"]
 
 
 def unmet_claims(result: Any, claims: list[tuple[str, Any, str]]) -> list[str]:
@@ -128,8 +131,8 @@ def unmet_claims(result: Any, claims: list[tuple[str, Any, str]]) -> list[str]:
             inside = len(what) == value.dim() and all(i < n for i, n in zip(what, value.shape, strict=True))
             told, label = (str(value[what].item()) if inside else "not there"), f"{name}{list(what)}"
         else:
-            told = {"value": value, "type": type(value).__name__, "shape": tuple(getattr(value, "shape", ())), "dtype": getattr(value, "dtype", "")}[what]
-            told, label = str(told), name
+            shape, dtype = tuple(getattr(value, "shape", ())), getattr(value, "dtype", "")
+            told, label = str({"value": value, "type": type(value).__name__, "shape": shape, "dtype": dtype}[what]), name
         if told != wanted:
             lines.append(f"{label}: got {told}, want {wanted}")
     return lines
@@ -146,8 +149,8 @@ def replay(case: dict[str, Any], storages: list[str], spec: str) -> int:
     must = rebuild(case["tensors"], values, storages, case["device"])
     if function == "store_kvcache":
         store_rows(must, must["slot_mapping"].tolist())
-    want, limit = (unpack(storages[i]).view(torch.float64).view(case["want_shape"]) for i in case["want"]) if case["want"] else (None, None)
-    if want is not None and "q" in handed:
+    expected = [unpack(storages[i]).view(torch.float64).view(case["want_shape"]) for i in case["want"]]  # the values and their limits
+    if expected and "q" in handed:
         torch.full_like(handed["q"], math.nan)  # freed at once: memory that is never written then shows as NaN
     everything: dict[str, Any] = {**values, **handed}
     try:
@@ -157,15 +160,15 @@ def replay(case: dict[str, Any], storages: list[str], spec: str) -> int:
         print(f"wrong: {spec}.{function} raised")
         return 1
     problems = changed_elements(handed, must)
-    if want is not None:
-        problems += wrong_elements(result, want, limit)
+    if expected:
+        problems += wrong_elements(result, *expected)
     problems += unmet_claims(result, case["claims"])
     for line in problems:
         print(line)
     if problems:
         print(f"wrong: {spec}.{function} gives another result than the contract")
         return 1
-    if want is None and not case["claims"] and function != "store_kvcache":
+    if not expected and not case["claims"] and function != "store_kvcache":
         print(f"result: {result}")
         print("this script holds no expected value: compare the result with the report at its top")
         return 2

@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 from hypothesis import strategies as st
 
-from conformance.cases.attention import WIDE_GROUP_SIZES, AttentionCase, Limits, attention_cases, long_contexts
+from conformance.cases.attention import WIDE_GROUP_SIZES, AttentionCase, Limits, attention_cases, long_contexts, many_queries
 from conformance.checks.claims import check_empty_rows, check_nan_tail
 from conformance.checks.empties import check_empties, check_unchanged
 from conformance.checks.extremes import ORDERS, SCALES, check_extremes, check_scale
@@ -34,6 +34,11 @@ def test_prefill_attention_reads(judge: Judge) -> None:
 @pytest.mark.clause("PRE-1", function=PREFILL)
 def test_prefill_attention_reads_long_contexts(judge: Judge) -> None:
     judge.for_all(long_contexts(judge.capabilities, decode=False), functools.partial(check_read_set, judge), examples=10)
+
+
+@pytest.mark.clause("PRE-1", function=PREFILL)
+def test_prefill_attention_reads_many_queries(judge: Judge) -> None:
+    judge.for_all(many_queries(judge.capabilities), functools.partial(check_read_set, judge), examples=8)
 
 
 @pytest.mark.clause("PRE-1", function=PREFILL)
@@ -80,7 +85,8 @@ def test_prefill_attention_neighbours(judge: Judge) -> None:
 
 @pytest.mark.clause("PRE-6", function=PREFILL)
 def test_prefill_attention_groups(judge: Judge) -> None:
-    judge.for_all(cases(judge, group_sizes=WIDE_GROUP_SIZES), functools.partial(check_read_set, judge), examples=30)
+    judge.for_all(cases(judge, group_sizes=WIDE_GROUP_SIZES), functools.partial(check_read_set, judge), examples=15)
+    judge.for_all(cases(judge, group_sizes=WIDE_GROUP_SIZES), functools.partial(check_pairing, judge), examples=15)
 
 
 @pytest.mark.clause("PRE-7", function=PREFILL)

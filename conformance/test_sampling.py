@@ -3,22 +3,14 @@
 import pytest
 import torch
 
-from conformance.cases.sampling import (
-    CORNERS,
-    DEAD_ROWS,
-    TEMPERATURES,
-    ClearMaximum,
-    EqualRows,
-    FlatRows,
-    Law,
-    RaceCase,
-    RowTemperatures,
-    notable_races,
-    races,
-)
+from conformance.cases.equal_rows import EqualRows, FlatRows
+from conformance.cases.laws import TEMPERATURES, Law, RowTemperatures, Tail
+from conformance.cases.races import RaceCase, notable_races, races
+from conformance.cases.sampling_corners import CORNERS, DEAD_ROWS, ClearMaximum
 from conformance.checks.sampling import SamplingChecks
 from conformance.checks.sampling_corners import CornerChecks
 from conformance.checks.sampling_independence import IndependenceChecks
+from conformance.checks.tail import TailChecks
 from conformance.judge import Judge
 
 LARGEST_CALL = 250_000_000  # logits, on a GPU
@@ -129,6 +121,17 @@ def test_sample_forbidden_tokens(judge: Judge) -> None:
 def test_sample_rows_without_a_distribution(judge: Judge) -> None:
     checks = CornerChecks(judge)
     checks.for_each(DEAD_ROWS, checks.corner)
+
+
+@pytest.mark.clause("SAMPLE-8", function="sample")
+def test_sample_tail(judge: Judge) -> None:
+    checks = TailChecks(judge)
+    dtype = full_dtype(judge)
+    if judge.is_cuda:
+        tails = [Tail(nats, 262_144, judge.count(100_000), dtype, LARGEST_CALL) for nats in (14.0, 16.0, 18.0, 20.0)]
+    else:  # a draw of the deeper ones takes too many random numbers here; 11 nats tell a partial loss, 14 one of nearly everything
+        tails = [Tail(11.0, 4_096, judge.count(600), dtype), Tail(14.0, 16_384, judge.count(640), dtype)]
+    checks.for_each(tails, checks.tail)
 
 
 @pytest.mark.clause("SAMPLE-9", function="sample")

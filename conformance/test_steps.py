@@ -35,7 +35,7 @@ def test_step_batches_of_real_requests(judge: Judge) -> None:
         head_dim=judge.capabilities.allowed("head_dims", (64, 128) if judge.is_cuda else (16, 64))[0],
         dtype=judge.capabilities.dtypes[0],
     )
-    replay = RequestReplay(judge, pipeline, tokens_per_hash, chunk=10 * block_size + 3)
+    replay = RequestReplay(judge, pipeline, tokens_per_hash, chunk=max(10 * block_size + 3, 515 if judge.is_cuda else 0))
     try:
         replay.run(requests, batch_size=8, decode_steps=2)
     except Refused as refusal:

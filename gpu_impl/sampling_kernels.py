@@ -1,17 +1,12 @@
-"""The Triton kernels behind `gpu_impl.sampling`: the mass of each tile of the vocabulary, and the races."""
+"""The Triton kernels behind `gpu_impl.sampling`: the race whose noise is drawn inside, and the one whose noise is given."""
 
 from __future__ import annotations
 
 import triton
 import triton.language as tl
 
-
-@triton.jit
-def finite_or_lowest(x):
-    """float32 logits without NaN (to -inf, never drawn) and without +inf (to the largest finite number, so that x - max is no NaN)."""
-    x = x.to(tl.float32)
-    x = tl.where(x == x, x, float("-inf"))
-    return tl.minimum(x, 3.4028234663852886e38)
+LOWEST = tl.constexpr(-3.4028234663852886e38)
+UNROLL = tl.constexpr(4)  # wide loads of a thread that are under way at once
 
 
 @triton.jit
@@ -25,7 +20,7 @@ def minus_log_exponential(seed, counter, row, STREAM: tl.constexpr):
     """-log E with E ~ Exp(1) of 63 random bits, in (-4, 46): fine where E is small, which is what the tail of a distribution lives on.
 
     h is uniform on (0, 1/2]. With one more random bit, E = -log(1 - h) near 0 or E = -log(h) above log 2, each exact to rounding; the naive
-    -log(u) of a float32 u knows no E under 2**-24. Counters are (token or tile, row, stream); a call has its own seed.
+    -log(u) of a float32 u knows no E under 2**-24. Counters are (token or lane, row, stream); a call has its own seed.
     """
     zero = counter * 0
     bits, low, _, _ = tl.philox(seed, counter, row + zero, zero + STREAM, zero)
@@ -33,6 +28,119 @@ def minus_log_exponential(seed, counter, row, STREAM: tl.constexpr):
     series = h * (1.0 + h * (0.5 + h * (0.3333333333333333 + h * (0.25 + h * 0.2))))
     early = tl.where(h < 0.015625, series, -tl.log(1.0 - tl.minimum(h, 0.5)))
     return -tl.log(tl.where((bits & 1) == 1, early, -tl.log(h)))
+
+
+@triton.jit
+def load_tokens(base, token, vocab_size, stride_v, row_ok, MASKED: tl.constexpr):
+    """float32 logits without NaN (to -inf, never drawn) and without +inf (to the largest finite number, so that x - max is no NaN)."""
+    ptr = base + token.to(tl.int64) * stride_v
+    if MASKED:
+        x = tl.load(ptr, mask=row_ok & (token < vocab_size), other=float("-inf"))
+    else:
+        x = tl.load(ptr)
+    # maximum and minimum give the other operand where one is NaN
+    return tl.minimum(tl.maximum(x.to(tl.float32), float("-inf")), 3.4028234663852886e38)
+
+
+@triton.jit
+def take_step(
+    base, step, lane, largest, mass, rate, vocab_size, stride_v, row_ok, LANES: tl.constexpr, WIDTH: tl.constexpr, MASKED: tl.constexpr
+):
+    """largest, mass (lanes,), after one more step: four times WIDTH tokens side by side for each lane. mass: sum of exp((x - largest) / T)."""
+    stride: tl.constexpr = LANES * WIDTH
+    token = (lane * WIDTH + step * (stride * UNROLL))[:, None] + tl.arange(0, WIDTH)[None, :]
+    x0 = load_tokens(base, token, vocab_size, stride_v, row_ok, MASKED)
+    x1 = load_tokens(base, token + stride, vocab_size, stride_v, row_ok, MASKED)
+    x2 = load_tokens(base, token + 2 * stride, vocab_size, stride_v, row_ok, MASKED)
+    x3 = load_tokens(base, token + 3 * stride, vocab_size, stride_v, row_ok, MASKED)
+    top = tl.maximum(largest, tl.max(tl.maximum(tl.maximum(x0, x1), tl.maximum(x2, x3)), 1))
+    finite_top = tl.maximum(top, LOWEST)  # where all are -inf: -inf - -inf would be NaN
+    peak, per_nat = finite_top[:, None], rate[:, None]
+    weights = tl.exp2((x0 - peak) * per_nat) + tl.exp2((x1 - peak) * per_nat) + tl.exp2((x2 - peak) * per_nat) + tl.exp2((x3 - peak) * per_nat)
+    return top, mass * tl.exp2((largest - finite_top) * rate) + tl.sum(weights, 1)
+
+
+@triton.jit(do_not_specialize=["seed_low", "seed_high"])
+def race_kernel(
+    logits, temperatures, seeds, seed_low, seed_high, entries, counters, tokens, arrivals,
+    num_rows, vocab_size, num_splits, stride_b, stride_v, stride_t,
+    SEEDS: tl.constexpr, WAIT: tl.constexpr, KEEP_ARRIVALS: tl.constexpr, ROWS: tl.constexpr, LANES: tl.constexpr, WIDTH: tl.constexpr,
+    SPLITS: tl.constexpr, LANE_TOKENS: tl.constexpr,
+):  # fmt: skip
+    """tokens (B,) int64; arrivals (B,) float64 where asked for: log(sum of exp(x / T)) + Gumbel, the order of arrival across shards.
+
+    A program reads every num_splits-th step of its rows. A lane is what one thread reads: lanes race by their mass, then the tokens of the
+    winning lane race each other, and the program's winner goes to entries (2, B, splits). The program that is the last of its rows to come
+    so far lets the splits' winners race. SEEDS: "given" in two halves, "read" from `seeds`, or "advanced": read, and one more afterwards.
+    """
+    split = tl.program_id(0) % num_splits
+    block = tl.program_id(0) // num_splits
+    each = tl.arange(0, ROWS * LANES)
+    lane, row = each % LANES, block * ROWS + each // LANES
+    row_ok = row < num_rows
+    temperature = tl.load(temperatures + row.to(tl.int64) * stride_t, mask=row_ok, other=1.0).to(tl.float32)
+    rate = tl.minimum(1.4426950408889634 / temperature, 3e38)  # bits per nat; finite, since 0 * inf is NaN
+    base = (logits + tl.minimum(row, num_rows - 1).to(tl.int64) * stride_b)[:, None]
+    largest = tl.full([ROWS * LANES], float("-inf"), tl.float32)
+    mass = tl.zeros([ROWS * LANES], tl.float32)
+    step_size: tl.constexpr = LANES * WIDTH * UNROLL
+    full_steps = vocab_size // step_size
+    for step in range(split, full_steps, num_splits):
+        largest, mass = take_step(base, step, lane, largest, mass, rate, vocab_size, stride_v, row_ok[:, None], LANES, WIDTH, False)
+    if full_steps % num_splits == split:  # whose turn is the last, shorter step
+        largest, mass = take_step(base, full_steps, lane, largest, mass, rate, vocab_size, stride_v, row_ok[:, None], LANES, WIDTH, True)
+
+    if WAIT:  # the kernel that wrote the seed may still be under way
+        tl.extra.cuda.gdc_wait()
+    if SEEDS == "given":
+        seed = (seed_high.to(tl.int64) << 32) | (seed_low.to(tl.int64) & 0xFFFFFFFF)
+    else:
+        seed = tl.load(seeds)
+    # float64, because max / T may be large, and lanes that do not know each other's maximum are compared
+    arrival = largest.to(tl.float64) / temperature.to(tl.float64)
+    arrival += tl.log(tl.where(mass > 0.0, mass, 1.0)) + minus_log_exponential(seed, split * LANES + lane, row, 1)
+    arrival = tl.reshape(tl.where(mass > 0.0, arrival, float("-inf")), [ROWS, LANES])
+    first, winner = tl.max(arrival, 1, return_indices=True)
+
+    row = block * ROWS + tl.arange(0, ROWS)
+    row_ok = row < num_rows
+    temperature = tl.load(temperatures + row.to(tl.int64) * stride_t, mask=row_ok, other=1.0).to(tl.float32)
+    j = tl.arange(0, LANE_TOKENS)
+    place = (split + j // (UNROLL * WIDTH) * num_splits) * step_size + j // WIDTH % UNROLL * (LANES * WIDTH) + j % WIDTH
+    token = winner.to(tl.int32)[:, None] * WIDTH + place[None, :]
+    x = load_tokens((logits + row.to(tl.int64) * stride_b)[:, None], token, vocab_size, stride_v, row_ok[:, None], True)
+    distance = below(x, tl.max(x, 1)[:, None]) / temperature[:, None]
+    # a finite logit far down at a tiny T is at -inf too, and still comes before a forbidden token
+    race = tl.where(x == float("-inf"), float("-inf"), tl.maximum(distance + minus_log_exponential(seed, token, row[:, None], 0), LOWEST))
+    best = tl.argmax(race, 1)
+    place = (split + best // (UNROLL * WIDTH) * num_splits) * step_size + best // WIDTH % UNROLL * (LANES * WIDTH) + best % WIDTH
+    drawn = tl.minimum(winner.to(tl.int32) * WIDTH + place, vocab_size - 1).to(tl.int64)
+
+    finished = True
+    if SPLITS > 1:
+        entry = row.to(tl.int64) * num_splits
+        tokens_of_splits = entries + tl.cast(num_rows, tl.int64) * num_splits
+        tl.store(entries + entry + split, first, mask=row_ok)
+        tl.store(tokens_of_splits + entry + split, drawn.to(tl.float64), mask=row_ok)
+        tl.debug_barrier()
+        finished = tl.atomic_add(counters + block, 1) == num_splits - 1
+    if finished:
+        if SPLITS > 1:
+            tl.store(counters + block, 0)
+            s = tl.arange(0, SPLITS)
+            ok = row_ok[:, None] & (s < num_splits)[None, :]
+            all_first = tl.load(entries + entry[:, None] + s[None, :], mask=ok, other=float("-inf"), cache_modifier=".cg")
+            all_drawn = tl.load(tokens_of_splits + entry[:, None] + s[None, :], mask=ok, other=0.0, cache_modifier=".cg")
+            first, winner = tl.max(all_first, 1, return_indices=True)
+            drawn = tl.sum(tl.where(s[None, :] == winner[:, None], all_drawn, 0.0), 1).to(tl.int64)
+        tl.store(tokens + row, drawn, mask=row_ok)
+        if KEEP_ARRIVALS:
+            tl.store(arrivals + row, first, mask=row_ok)
+        if SEEDS == "advanced":
+            num_blocks = tl.num_programs(0) // num_splits
+            if tl.atomic_add(counters + num_blocks, 1) == num_blocks - 1:
+                tl.store(counters + num_blocks, 0)
+                tl.store(seeds, seed + 1)
 
 
 @triton.jit
@@ -46,8 +154,7 @@ def tile_mass_kernel(
     row = (program // num_tiles).to(tl.int64) * ROWS + tl.arange(0, ROWS)
     row_ok = row < num_rows
     token = tile * TILE + tl.arange(0, TILE)
-    ptr = logits + (row * stride_b)[:, None] + (token.to(tl.int64) * stride_v)[None, :]
-    x = finite_or_lowest(tl.load(ptr, mask=row_ok[:, None] & (token < vocab_size)[None, :], other=float("-inf")))
+    x = load_tokens(logits + (row * stride_b)[:, None], token[None, :], vocab_size, stride_v, row_ok[:, None], True)
     largest = tl.max(x, 1)
     temperature = tl.load(temperatures + row * stride_t, mask=row_ok, other=1.0)
     mass = tl.sum(tl.exp(below(x, largest[:, None]) / temperature[:, None]), 1)
@@ -56,63 +163,36 @@ def tile_mass_kernel(
 
 
 @triton.jit
-def race_rows_kernel(
-    logits, temperatures, noise, seed, tile_max, tile_sum, tokens, num_rows, vocab_size, num_tiles,
-    stride_b, stride_v, stride_nb, stride_nv, stride_t,
-    HAS_NOISE: tl.constexpr, SEVERAL_TILES: tl.constexpr, ROWS: tl.constexpr, TILE: tl.constexpr, BLOCK_TILES: tl.constexpr,
+def given_race_kernel(
+    logits, temperatures, noise, tile_max, tile_sum, tokens, num_rows, vocab_size, num_tiles, stride_b, stride_v, stride_nb, stride_nv, stride_t,
+    ROWS: tl.constexpr, TILE: tl.constexpr, BLOCK_TILES: tl.constexpr,
 ):  # fmt: skip
-    """tokens (B,) int64. Without noise: race the tiles, then the tokens of the winning one. With it: the argmax of p / noise over all."""
+    """tokens (B,) int64: the argmax of p / noise, from the masses of the tiles; in float64, so that no rounding reorders a given race."""
     row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
     row_ok = row < num_rows
     temperature = tl.load(temperatures + row * stride_t, mask=row_ok, other=1.0)
-    row32 = row.to(tl.int32)[:, None]
     lane = tl.arange(0, TILE)
-    tile = tl.zeros([ROWS], tl.int32)
-    if SEVERAL_TILES:
-        each = tl.arange(0, BLOCK_TILES)
-        entry = (row * num_tiles)[:, None] + each[None, :]
-        entry_ok = row_ok[:, None] & (each < num_tiles)[None, :]
-        peaks = tl.load(tile_max + entry, mask=entry_ok, other=float("-inf"))
-        sums = tl.load(tile_sum + entry, mask=entry_ok, other=0.0)
-        largest = tl.max(peaks, 1)
-        distance = below(peaks, largest[:, None]) / temperature[:, None]
-        if HAS_NOISE:
-            total = tl.sum(sums * tl.exp(distance), 1)
-        else:
-            # a tile that is all -inf has sum 0 and no part in the race
-            log_mass = distance + tl.log(tl.where(sums > 0.0, sums, 1.0))
-            arrival = log_mass + minus_log_exponential(tl.load(seed), row32 * 0 + each[None, :], row32, 1)
-            tile = tl.argmax(tl.where(peaks == float("-inf"), float("-inf"), arrival), 1)
-    if HAS_NOISE:
-        best = tl.full([ROWS], float("-inf"), tl.float64)
-        winner = tl.zeros([ROWS], tl.int32)
-        for i in range(0, num_tiles):
-            token = i * TILE + lane
-            ok = row_ok[:, None] & (token < vocab_size)[None, :]
-            column = token.to(tl.int64)[None, :]
-            x = finite_or_lowest(tl.load(logits + (row * stride_b)[:, None] + column * stride_v, mask=ok, other=float("-inf")))
-            time = tl.load(noise + (row * stride_nb)[:, None] + column * stride_nv, mask=ok, other=1.0).to(tl.float64)
-            if not SEVERAL_TILES:
-                largest = tl.max(x, 1)
-                total = tl.sum(tl.exp(below(x, largest[:, None]) / temperature[:, None]), 1)
-            # float64, so that no rounding reorders a race whose noise is given
-            log_p = below(x, largest[:, None]).to(tl.float64) / temperature.to(tl.float64)[:, None]
-            log_p -= tl.log(tl.maximum(total, 1.0))[:, None]
-            arrival = tl.where(time == 0.0, float("inf"), log_p - tl.log(tl.where(time == 0.0, 1.0, time)))
-            # p under the smallest float32 is 0 and never arrives; an infinite time comes after every finite one
-            arrival = tl.where(log_p > -103.97, tl.maximum(arrival, -1e300), float("-inf"))
-            first = tl.max(arrival, 1)
-            here = tl.argmax(arrival, 1)
-            winner = tl.where(first > best, i * TILE + here, winner)
-            best = tl.maximum(best, first)
-    else:
-        token = tile[:, None] * TILE + lane[None, :]
-        ok = row_ok[:, None] & (token < vocab_size)
-        ptr = logits + (row * stride_b)[:, None] + token.to(tl.int64) * stride_v
-        x = finite_or_lowest(tl.load(ptr, mask=ok, other=float("-inf")))
-        distance = below(x, tl.max(x, 1)[:, None]) / temperature[:, None]
-        arrival = distance + minus_log_exponential(tl.load(seed), token, row32, 0)
-        # a finite logit far down at a tiny T is at -inf too, and still comes before a forbidden token
-        arrival = tl.where(x == float("-inf"), float("-inf"), tl.maximum(arrival, -3e38))
-        winner = tile * TILE + tl.argmax(arrival, 1)
+    each = tl.arange(0, BLOCK_TILES)
+    entry = (row * num_tiles)[:, None] + each[None, :]
+    entry_ok = row_ok[:, None] & (each < num_tiles)[None, :]
+    peaks = tl.load(tile_max + entry, mask=entry_ok, other=float("-inf"))
+    largest = tl.max(peaks, 1)
+    weights = tl.exp(below(peaks, largest[:, None]) / temperature[:, None])
+    total = tl.sum(tl.load(tile_sum + entry, mask=entry_ok, other=0.0) * weights, 1)
+    best = tl.full([ROWS], float("-inf"), tl.float64)
+    winner = tl.zeros([ROWS], tl.int32)
+    for i in range(0, num_tiles):
+        token = (i * TILE + lane)[None, :]
+        x = load_tokens(logits + (row * stride_b)[:, None], token, vocab_size, stride_v, row_ok[:, None], True)
+        ptr = noise + (row * stride_nb)[:, None] + token.to(tl.int64) * stride_nv
+        time = tl.load(ptr, mask=row_ok[:, None] & (token < vocab_size), other=1.0).to(tl.float64)
+        log_p = below(x, largest[:, None]).to(tl.float64) / temperature.to(tl.float64)[:, None]
+        log_p -= tl.log(tl.maximum(total, 1.0))[:, None]
+        arrival = tl.where(time == 0.0, float("inf"), log_p - tl.log(tl.where(time == 0.0, 1.0, time)))
+        # p under the smallest float32 is 0 and never arrives; an infinite time comes after every finite one
+        arrival = tl.where(log_p > -103.97, tl.maximum(arrival, -1e300), float("-inf"))
+        first = tl.max(arrival, 1)
+        here = tl.argmax(arrival, 1)
+        winner = tl.where(first > best, i * TILE + here, winner)
+        best = tl.maximum(best, first)
     tl.store(tokens + row, tl.minimum(winner, vocab_size - 1).to(tl.int64), mask=row_ok)

@@ -27,8 +27,8 @@ def run_suites(jobs, workers=2, timeout_seconds=500, quick=None):
         verdicts = [Path(folder) / f"{i}.json" for i in range(len(jobs))]
         lists = [[*SUITE, "-n0", "--verdict-json", str(path), *job] for path, job in zip(verdicts, jobs, strict=True)]
         done = subprocess.run(
-            [sys.executable, __file__, str(workers), str(quick or EFFORTS["quick"])], input=json.dumps(lists), capture_output=True, text=True, cwd=ROOT,
-            env=environment(), timeout=timeout_seconds,
+            [sys.executable, __file__, str(workers), str(quick or EFFORTS["quick"])], input=json.dumps(lists),
+            capture_output=True, text=True, cwd=ROOT, env=environment(), timeout=timeout_seconds,
         )  # fmt: skip
         assert done.returncode == 0, done.stderr
         return [

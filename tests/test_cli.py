@@ -56,7 +56,7 @@ MISBEHAVING = {
     ("silent", "BATCH-1"): ("error", "MemoryError: the host has none left"),
     ("silent", "BATCH-6"): ("fail", "a dict without the attribute 'input_ids'"),
     ("silent", "KV-1"): ("fail", "row 0 of 1 must be here, and is not"),
-    ("silent", "PRE-1"): ("fail", "is nan, it must be 1"),
+    ("silent", "PRE-1"): ("fail", "the row is NaN although every key and value is finite"),
     ("silent", "PRE-2"): ("fail", "nan"),
     ("silent", "DEC-1"): ("fail", "a NoneType, the contract says a tensor of shape (1, 1, 16)"),
     ("silent", "LOGIT-1"): ("error", "OutOfMemoryError: CUDA out of memory"),

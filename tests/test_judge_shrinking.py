@@ -171,7 +171,8 @@ def test_cases_differ_between_seeds_and_clauses_and_repeat_with_them():
 def test_a_later_call_may_not_overwrite_an_earlier_result():
     """Seen beside whatever clause is being judged."""
     class Kept(SoundAttention):
-        kept = {}
+        def __init__(self):
+            self.kept = {}
 
         def returned(self, out):
             held = self.kept.setdefault((out.shape, out.dtype), torch.empty_like(out))

@@ -53,10 +53,12 @@ def test_mutants_are_caught(tmp_path):
 def test_mutants_that_break_their_clause_alone(tmp_path):
     alone = [name for name, mutant in MUTANTS.items() if mutant.alone]
     names = alone if ALL else [alone[DAY % len(alone)], alone[(DAY + len(alone) // 2) % len(alone)]]
-    told, *_ = judge_mutants(names, tmp_path, "--all-clauses", "--effort", "default" if ALL else "quick")
-    broken = {name: judgement["broken"] for name, judgement in told.items()}
-    wrong = {name for name, clauses in broken.items() if set(clauses) - {MUTANTS[name].clause}}
-    assert wrong == NOT_ALONE_YET & set(names), {name: broken[name] for name in wrong}
+    told, status, output = judge_mutants(names, tmp_path, "--alone", "--effort", "default" if ALL else "quick")
+    wrong = {name: judgement["broken"] for name, judgement in told.items() if set(judgement["broken"]) - {MUTANTS[name].clause}}
+    assert set(wrong) == NOT_ALONE_YET & set(names), wrong
+    exactly = sum(judgement["broken"] == [judgement["clause"]] for judgement in told.values())
+    assert output.splitlines()[-1] == f"{exactly} of {len(names)} break their own clause and no other"
+    assert status == (0 if exactly == len(names) else 1)
 
 
 def test_a_mutant_that_is_not_known_gets_one_sentence():

@@ -158,7 +158,7 @@ def attention_cases(
     empties: bool = False,
     paged: bool | None = None,
     strided: bool = True,
-    kv_heads: tuple[int, ...] = (1, 2, 3, 4),
+    kv_heads: tuple[int, ...] = (1, 2, 3, 4, 8),
     min_sequences: int = 1,
 ) -> AttentionCase:
     """A batch over every shape that the implementation takes. empties: sequences without queries (prefill), rows of context 0 (decode)."""
@@ -168,12 +168,12 @@ def attention_cases(
     head_dim = draw(st.sampled_from(capabilities.allowed("head_dims", HEAD_DIMS)), label="head_dim")
     group_size = draw(st.sampled_from(capabilities.allowed("group_sizes", group_sizes)), label="group_size")
     num_kv_heads = draw(st.sampled_from(kv_heads), label="num_kv_heads")
-    if head_dim * num_kv_heads * group_size > 2048:
+    if head_dim * num_kv_heads * group_size > 2048 or num_kv_heads * head_dim > 512:
         num_kv_heads = 1
     per_position = num_kv_heads * head_dim
     context_limit = min(limits.context, capabilities.max_context or limits.context)
     count = draw(st.integers(min_sequences, max(min_sequences, limits.sequences)), label="sequences")
-    maximum = max(3, min(context_limit, limits.elements // per_position))
+    maximum = max(1, min(context_limit, max(3, limits.elements // per_position)))
     if block_size > 100:
         maximum = max(maximum, min(context_limit, 2 * block_size + 1))
     contexts, queries = [], []
@@ -214,7 +214,7 @@ def query_counts(context: int, paged: bool, maximum: int) -> st.SearchStrategy[i
     most = min(context, maximum)
     if not paged:
         return st.just(most)
-    few = sorted({n for n in (1, 2, 3, 5, 15, 16, 17, 31, 33, most) if n <= most})
+    few = sorted({n for n in (1, 2, 3, 5, 15, 16, 17, 31, 33, 63, 64, 65, 127, 129, most) if n <= most})
     return st.one_of(st.sampled_from(few), st.integers(1, most))
 
 
@@ -240,6 +240,28 @@ def long_contexts(draw: st.DrawFn, capabilities: Capabilities, *, decode: bool) 
         context_lens=contexts,
         spare_columns=draw(st.sampled_from([0, 2]), label="spare_columns"),
         filler=draw(st.sampled_from(FILLERS), label="filler"),
+        scale=head_dim**-0.5,
+        table_seed=draw(st.integers(0, 999), label="table_seed"),
+        data_seed=draw(st.integers(0, 999), label="data_seed"),
+    )
+
+
+@st.composite
+def many_queries(draw: st.DrawFn, capabilities: Capabilities) -> AttentionCase:
+    """One prefilled sequence of more queries than the usual tiles hold, half of the time after a cached prefix; little beside that."""
+    most = min(150, capabilities.max_context or 150)
+    queries = draw(st.sampled_from([n for n in (63, 64, 65, 127, 128, 129, 140) if n <= most] or [most]), label="queries")
+    cached = draw(st.sampled_from([n for n in (0, 1, 16, 37, 64) if queries + n <= most] or [0]), label="cached")
+    head_dim = draw(st.sampled_from(capabilities.allowed("head_dims", (16, 64))), label="head_dim")
+    return AttentionCase(
+        decode=False,
+        dtype=draw(st.sampled_from(capabilities.dtypes), label="dtype"),
+        block_size=draw(st.sampled_from(capabilities.allowed("block_sizes", (16, 1, 64, 256))), label="block_size"),
+        num_kv_heads=1,
+        group_size=draw(st.sampled_from(capabilities.allowed("group_sizes", (1, 2))), label="group_size"),
+        head_dim=head_dim,
+        query_lens=(queries,),
+        context_lens=(queries + cached,),
         scale=head_dim**-0.5,
         table_seed=draw(st.integers(0, 999), label="table_seed"),
         data_seed=draw(st.integers(0, 999), label="data_seed"),

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from conformance.capabilities import Capabilities
 from conformance.cases.attention import short
-from conformance.cases.sampling import dtype_name
+from conformance.cases.laws import dtype_name
 
 DIGITS = 3  # a row's code has so many digits
 BASE = 8

@@ -45,18 +45,23 @@ class SequencesCase:
 
 
 def token_ids(sequence: int, length: int) -> list[int]:
-    """Every token of a batch is different, so that a wrong one tells where it came from: sequence * 100,000 + position + 1."""
-    return [sequence * 100_000 + position + 1 for position in range(length)]
+    """Nearly every token of a batch is different, so that a wrong one tells where it came from: sequence * 100,000 + position.
+
+    Every seventh one is 0, a token like others, and past 32 bits in the first sequence.
+    """
+    large = 2**33 if sequence == 0 else 0
+    return [0 if position % 7 == 6 else large + sequence * 100_000 + position for position in range(length)]
 
 
 @st.composite
 def prefills(draw: st.DrawFn, block_sizes: list[int], *, hits: bool | None = None, max_blocks: int = 5) -> SequencesCase:
     """A prefill batch. hits: whether some sequence has cached tokens (None: drawn)."""
     block_size = draw(st.sampled_from(block_sizes), label="block_size")
+    max_blocks = draw(st.sampled_from([max_blocks, 24]), label="max_blocks")
     maximum = max(3, min(700, max_blocks * block_size + 1))
     if hits is None:
         hits = draw(st.booleans(), label="hits")
-    count = draw(st.integers(1, 5), label="sequences")
+    count = draw(st.one_of(st.integers(1, 5), st.integers(6, 12)), label="sequences")
     ends, cached, known, spare = [], [], [], []
     for i in range(count):
         end = draw(lengths(block_size, maximum), label=f"chunk end {i}")
@@ -70,9 +75,18 @@ def prefills(draw: st.DrawFn, block_sizes: list[int], *, hits: bool | None = Non
         ends[0], cached[0], known[0] = ends[0] + block_size, block_size, known[0] + block_size
     needed = [blocks_for(n if whole else end, block_size) for n, end, whole in zip(known, ends, spare, strict=True)]
     pool = sum(needed) + 1 + draw(st.sampled_from([1, 3, 40]), label="blocks of nobody")
-    tables = shuffled_tables(needed, pool, draw(st.integers(0, 999), label="table_seed"))
+    tables = high_tables(needed, pool, draw(st.integers(0, 999), label="table_seed"), draw(first_blocks(), label="first_block"))
     scheduled = tuple(end - start for end, start in zip(ends, cached, strict=True))
     return SequencesCase(block_size, tuple(known), tuple(cached), scheduled, tuple(map(tuple, tables)))
+
+
+def first_blocks() -> st.SearchStrategy[int]:
+    """Where the sequences' part of the pool begins: at its bottom, or past what 8 and 16 bits count."""
+    return st.sampled_from([0, 0, 300, 70_000])
+
+
+def high_tables(needed: list[int], pool: int, seed: int, first_block: int) -> list[list[int]]:
+    return [[first_block + block for block in table] for table in shuffled_tables(needed, pool, seed)]
 
 
 def starts_of_chunk(end: int, block_size: int) -> st.SearchStrategy[int]:
@@ -85,14 +99,15 @@ def starts_of_chunk(end: int, block_size: int) -> st.SearchStrategy[int]:
 def decodes(draw: st.DrawFn, block_sizes: list[int], *, spare_blocks: bool = False, max_blocks: int = 5) -> SequencesCase:
     """A decode batch: each sequence's table ends with the block of its last token, or goes on if `spare_blocks`."""
     block_size = draw(st.sampled_from(block_sizes), label="block_size")
+    max_blocks = draw(st.sampled_from([max_blocks, 24]), label="max_blocks")
     maximum = max(3, min(700, max_blocks * block_size + 1))
-    known = draw(st.lists(lengths(block_size, maximum), min_size=1, max_size=6), label="lengths")
+    known = draw(st.one_of(*(st.lists(lengths(block_size, maximum), min_size=1, max_size=n) for n in (5, 12))), label="lengths")
     needed = [blocks_for(n, block_size) for n in known]
     if spare_blocks:
         needed = [blocks + draw(st.integers(0, 3), label=f"spare blocks {i}") for i, blocks in enumerate(needed)]
         needed[0] += 1
     pool = sum(needed) + 1 + draw(st.sampled_from([1, 3, 40]), label="blocks of nobody")
-    tables = shuffled_tables(needed, pool, draw(st.integers(0, 999), label="table_seed"))
+    tables = high_tables(needed, pool, draw(st.integers(0, 999), label="table_seed"), draw(first_blocks(), label="first_block"))
     cached = tuple(n - 1 for n in known)
     return SequencesCase(block_size, tuple(known), cached, (1,) * len(known), tuple(map(tuple, tables)))
 

@@ -14,8 +14,8 @@ from conformance.capabilities import Capabilities
 from conformance.cases.attention import short
 from conformance.cases.lengths import TILES
 
-BLOCK_SIZES = (4, 1, 2, 3, 16, 8, 5, 32, 100, 256)
-HEAD_SHAPES = ((1, 16), (2, 16), (1, 64), (3, 40), (8, 128), (5, 7), (1, 80), (4, 32), (2, 256), (1, 1), (3, 96))
+BLOCK_SIZES = (4, 1, 2, 3, 16, 8, 5, 32, 64, 100, 128, 256)
+HEAD_SHAPES = ((1, 16), (2, 16), (1, 64), (3, 40), (8, 128), (5, 7), (1, 80), (4, 32), (2, 256), (1, 1), (3, 96), (9, 128), (32, 128), (2, 192))
 SKIPS = ("none", "first", "last", "interior", "some", "all")
 NOTABLE_BITS = {
     torch.float16: (0x0000, 0x8000, 0x0001, 0x83FF, 0x7C00, 0xFC00, 0x7E00, 0x7C01, 0xFFFF, 0x7BFF),
@@ -106,6 +106,8 @@ def stores(
     num_rows = draw(
         st.sampled_from(rows) if rows is not None else st.one_of(st.integers(1, 12), st.sampled_from(around_tiles)), label="num_rows"
     )
+    if num_kv_heads * head_dim > 1024:
+        num_rows = min(num_rows, 5)
     spare = draw(st.sampled_from([1, 2, 5]), label="spare blocks")
     cache_layout, row_layout = draw(st.sampled_from(layouts), label="layouts")
     return StoreCase(

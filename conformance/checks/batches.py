@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
 from numbers import Integral
 from typing import Any
 
 import torch
 
+from conformance.buffers import Buffers
 from conformance.cases.sequences import SequencesCase
 from conformance.findings import Broken
 from conformance.judge import Judge
@@ -81,10 +83,20 @@ class BatchChecks:
         self.device = judge.device
 
     def prefill(self, states: list[SequenceState], block_size: int) -> Any:
-        return self.judge.call("prepare_prefill", states, block_size, device=self.device)
+        return self.prepare("prepare_prefill", states, block_size)
 
     def decode(self, states: list[SequenceState], block_size: int) -> Any:
-        return self.judge.call("prepare_decode", states, block_size, device=self.device)
+        return self.prepare("prepare_decode", states, block_size)
+
+    def prepare(self, function: str, states: list[SequenceState], block_size: int) -> Any:
+        """The implementation gets copies, which it must leave as they are."""
+        handed = copy.deepcopy(states)
+        batch = self.judge.call(function, handed, block_size, device=self.device)
+        for i, (mine, theirs) in enumerate(zip(states, handed, strict=True)):
+            for name in SequenceState._fields:
+                if getattr(mine, name) != getattr(theirs, name):
+                    raise Broken((f"sequence {i}", f"its {name} was changed in place"), likely="a list of the caller's is padded or cut")
+        return batch
 
     def input_ids(self, case: SequencesCase) -> None:
         states = case.states()
@@ -196,7 +208,16 @@ class BatchChecks:
             tables[i, : len(state.block_table)] = torch.tensor(list(state.block_table), dtype=torch.int32)
         positions = torch.tensor([position for _, position in rows], dtype=torch.int64, device=self.device)
         sums = torch.tensor(prefix_sums([state.num_scheduled_tokens for state in states]), dtype=torch.int32, device=self.device)
-        got = self.judge.call("compute_slot_mapping", positions, sums, tables.to(self.device), case.block_size)
+        buffers = Buffers(self.device)
+        handed = (
+            buffers.put("positions", positions),
+            buffers.put("cu_seqlens_q", sums),
+            buffers.put_table("block_tables", tables, extra_columns=case.block_size % 4),
+        )
+        buffers.freeze()
+        got = self.judge.call("compute_slot_mapping", *handed, case.block_size)
+        if buffers.changed():
+            raise Broken(("found", f"an input was changed: {buffers.changed()}"))
         self.require_slots(got, states, case.block_size, rows)
 
     def chunks(self, case: SequencesCase) -> None:

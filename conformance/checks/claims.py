@@ -23,12 +23,12 @@ def check_nan_tail(judge: Judge, case: AttentionCase) -> None:
     for poisoned in ((numbers.values,), (numbers.keys,), (numbers.keys, numbers.values)):
         for tensor in poisoned:
             tensor[~live] = float("nan")
-        what = " and ".join(name for name, tensor in (("K", numbers.keys), ("V", numbers.values)) if any(tensor is other for other in poisoned))
+        what = " and ".join("V" if tensor is numbers.values else "K" for tensor in poisoned)
         try:
             require_within(judge, case, attend(judge, case, numbers), expected)
         except Broken as broken:
             broken.finding.facts.insert(1, ("holding NaN", f"{what} of every slot that no position lies in"))
-            broken.finding.likely = broken.finding.likely or f"{what} past the context is masked after it has been multiplied: 0 * NaN is NaN"
+            broken.finding.likely = broken.finding.likely or f"{what} past the context is masked by multiplying or adding: NaN stays NaN"
             raise
 
 

@@ -1,7 +1,7 @@
 """Tests of hypothesis on drawn tokens: two stages, pooled Pearson chi-squared, and what a rejected sample looks like.
 
 A sampler is held broken only if a first test rejects at STAGE_ONE and a second one, on fresh draws and MORE times as many, at STAGE_TWO.
-Both reject a sound sampler with probability 1e-9; a run holds some fifteen such tests (thirty on a GPU), so its false alarm is under 1e-7.
+Both reject a sound sampler with probability FALSE_ALARM = 1e-9. Every verdict notes how many such tests it holds and what they add up to.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from scipy.special import softmax
 
 STAGE_ONE = 1e-3
 STAGE_TWO = 1e-6
+FALSE_ALARM = STAGE_ONE * STAGE_TWO  # of one test on a sound sampler
 MORE = 4  # times as many draws in the second stage
 MIN_EXPECTED = 25.0  # of every cell, so that the statistic has the chi-squared distribution far into its tail
 IMPOSSIBLE = 1e-9  # so many draws, or fewer, are expected of all tokens that count as impossible
@@ -67,8 +68,7 @@ def independence(left: np.ndarray, right: np.ndarray, categories: int) -> float:
 
     left, right: tokens drawn together, pair by pair. With the pairs of a chain (x0 x1), (x1 x2) ... it tests a Markov chain's order.
     """
-    table = np.zeros((categories, categories))
-    np.add.at(table, (left, right), 1)
+    table = np.bincount(left * categories + right, minlength=categories**2).reshape(categories, categories).astype(np.float64)
     total = table.sum()
     for axis in (0, 1):  # categories that are too rare for cells of MIN_EXPECTED become one
         table = table if axis == 0 else table.T

@@ -11,7 +11,7 @@ HUGE = 2**31
 PATTERN = 0x2A2A  # what lies in slots that are looked at and must stay
 
 
-def store_and_look(store_kvcache, shape, dtype_name, slots, index_dtype_name, device) -> str:  # type: ignore[no-untyped-def]
+def store_and_look(store_kvcache, shape, dtype_name, slots, index_dtype_name, device) -> str:
     """Write one row to each of `slots` (-1: skipped) of two caches (N, S, Hk, D). Returns what is wrong in one sentence, or nothing."""
     num_blocks, block_size, num_kv_heads, head_dim = shape
     width, num_slots = num_kv_heads * head_dim, num_blocks * block_size
@@ -42,7 +42,7 @@ def store_and_look(store_kvcache, shape, dtype_name, slots, index_dtype_name, de
 
 
 def places_to_look(slots: list[int], num_slots: int, width: int) -> set[int]:
-    """The mapped slots, their neighbours, and where a row would go if its offset, or its address in bytes, were taken modulo 2^31 or 2^32."""
+    """The mapped slots, their neighbours, and where a row would go if its offset, or its address, were taken modulo 2^31 or 2^32."""
     looked_at = set()
     for slot in slots:
         if slot >= 0:
@@ -51,7 +51,7 @@ def places_to_look(slots: list[int], num_slots: int, width: int) -> set[int]:
     return {slot for slot in looked_at if 0 <= slot < num_slots}
 
 
-def attend_and_look(attention, decode, shape, dtype_name, group_size, device) -> str:  # type: ignore[no-untyped-def]
+def attend_and_look(attention, decode, shape, dtype_name, group_size, device) -> str:
     """Two sequences whose blocks lie at both ends of two caches (N, S, Hk, D) and around 2^31. Returns what is wrong, or nothing.
 
     q = 0, and V of position p is 1 in dimension p: the output is 1 / n in the first n dimensions. What else might be read is loud.

@@ -1,7 +1,7 @@
 """KV-6: caches of more than 2^31 elements. Memory of the CPU is committed where it is touched, so no machine is too small.
 
-A kernel that is wrong here dies, or writes far outside the cache: the call is made in a child process, whose death is the finding. The child
-is forked, which is quick, until CUDA is in use; then it is a Python of its own.
+A kernel that is wrong here dies, or writes far outside the cache: the call is made in a child process, whose death is the finding. On the
+CPU the child is forked, which is quick; for CUDA it is a Python of its own.
 """
 
 from __future__ import annotations
@@ -169,7 +169,9 @@ def in_a_fork(work: Callable[[], tuple[str, str]]) -> tuple[str, str]:
 def killed(number: int) -> tuple[str, str]:
     """SIGKILL is how Linux ends a process for which there is no memory."""
     name = signal.Signals(number).name
-    return ("memory", f"the process that held two caches of more than 2^31 elements ended with {name}") if name == "SIGKILL" else ("killed", name)
+    if name == "SIGKILL":
+        return "memory", f"the process that held two caches of more than 2^31 elements ended with {name}"
+    return "killed", name
 
 
 def in_a_python(judge: Judge, function: str, look: str, arguments: tuple[Any, ...]) -> tuple[str, str]:
@@ -185,7 +187,8 @@ def in_a_python(judge: Judge, function: str, look: str, arguments: tuple[Any, ..
     try:
         outcome, told = pickle.loads(ran.stdout[ran.stdout.index(b"\x80") :])
     except (ValueError, pickle.UnpicklingError, EOFError):
-        return "raised", ran.stderr.decode(errors="replace").strip().splitlines()[-1] if ran.stderr.strip() else f"exit status {ran.returncode}"
+        told_last = ran.stderr.decode(errors="replace").strip().splitlines()[-1:] or [f"exit status {ran.returncode}"]
+        return "raised", told_last[0]
     return outcome, told
 
 

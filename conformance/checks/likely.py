@@ -111,6 +111,8 @@ def of_length(found: ReadSet) -> str:
         opens = case.paged and (visible - 1) % case.block_size == 0 and visible > 1 and case.block_size > 1
         causes.append(f"the newest token is dropped{' when it opens a block' if opens else ''}")
         tile = next((tile for tile in TILES if length % tile == 0), None) if length else None
+        if visible == 2:
+            causes.append("its K is joined with the V of position 0")
         if tile:
             causes.append(f"the last tile or split is skipped (position {length} alone is in it, if a tile has {tile} positions)")
     for step, other in ((1, "next"), (-1, "previous")):
@@ -157,7 +159,7 @@ def of_tail(found: ReadSet) -> str:
             return "the length is one too long: the slot after the newest token is read"
         return "the tail of the last block is read: the length is rounded up, or the boundary tile is not masked"
     if found.tail and set(found.tail) <= set(found.foreign):
-        return "the tail of the last block is read and what lies beyond it: the boundary tile is not masked, or the table is followed past the context"
+        return "the last block's tail and what lies beyond is read: the boundary tile is not masked, or the table is followed past the context"
     if not found.tail and len(found.foreign) == 1:
         return "the length is one too long, and a table cell past the sequence's blocks is followed"
     return ""
@@ -168,7 +170,7 @@ def of_other_sequences(found: ReadSet) -> str:
     theirs = {i for i, slots in enumerate(case.slots) if i != found.sequence and set(found.foreign) & set(slots)}
     blocks = {i for i, table in enumerate(case.tables) if i != found.sequence and any(s // case.block_size in table for s in found.foreign)}
     everyones = {slot for slots in case.slots for slot in slots}
-    if not found.foreign or not (theirs or blocks) or not (set(found.foreign) <= everyones or len(blocks) == 1 and case.paged):
+    if not found.foreign or not (theirs or blocks) or not (set(found.foreign) <= everyones or (len(blocks) == 1 and case.paged)):
         return ""
     if not found.missing:
         return "slots of another sequence are read besides its own: the length is too long, or a table cell past its blocks is followed"
@@ -221,5 +223,5 @@ def likely_of_scores(row: torch.Tensor) -> str:
     if not bool(torch.isfinite(row).all()):
         return "exp overflows, or 0 is divided by 0: the largest score is not subtracted"
     if bool((row == 0).all()):
-        return "every weight underflows: the running maximum does not start at -inf, or a hidden score (-10,000 say) is larger than all others"
-    return "the weights of extreme scores are off: the running maximum, its rescaling, or a finite score in place of -inf"
+        return "every weight underflows: the running maximum does not start at -inf, or a hidden score is finite (-10,000 say) and the largest"
+    return "the weights of extreme scores are off: another scale, the running maximum or its rescaling, or a finite score in place of -inf"

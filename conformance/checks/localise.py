@@ -20,6 +20,10 @@ MOST_FOLLOWED = 32  # positions that are not read: do their keys go with other v
 MOST_NAMED = 3
 PICKED_SCORE = 44.0  # what a picked key's score is over the others': exp(-44) weighs nothing
 Told = tuple[list[tuple[str, str]], str]  # facts, likely cause
+NOT_A_NUMBER: Told = (
+    [("reads", "cannot be told: the row is NaN although every key and value is finite")],
+    "the row is not written, or divides 0 by 0",
+)
 
 
 class NotANumber(Exception):
@@ -32,7 +36,7 @@ def localise(judge: Judge, case: AttentionCase, row: int, head: int) -> Told:
         heads = head_weights(judge, case, row, head)
         weights = slot_weights(judge, case, row, head)
     except NotANumber:
-        return [("reads", "cannot be told: the row is NaN although every key and value is finite")], "the row is not written, or divides 0 by 0"
+        return NOT_A_NUMBER
     except (Broken, Refused):
         return [], ""
     if weights is None:
@@ -61,7 +65,7 @@ def localise(judge: Judge, case: AttentionCase, row: int, head: int) -> Told:
     return facts, likely_cause(ReadSet(case, row, missing, doubled, foreign))
 
 
-# --- which slots, which kv heads ---------------------------------------------------------------------------------------------------------
+# --- which slots, which kv heads -------------------------------------------------------------------------
 
 
 def slot_weights(judge: Judge, case: AttentionCase, row: int, head: int) -> dict[int, float] | None:
@@ -126,7 +130,7 @@ def wrong_head(case: AttentionCase, head: int, heads: list[float]) -> Told:
         return facts, f"the group of {case.group_size} is padded to {padded} lanes, and the padded number divides the head"
     for lanes in (8, 16):
         if case.group_size > lanes and read == [min(head // lanes, case.num_kv_heads - 1)]:
-            return facts, f"a group of more than {lanes} query heads is split in tiles of {lanes}, and the tile's number is taken for the kv head"
+            return facts, f"a group of more than {lanes} query heads is split in tiles of {lanes}, and the tile's number taken for the kv head"
     if read == [(must + 1) % case.num_kv_heads]:
         return facts, "the values of the next kv head are read"
     return facts, "query heads are mapped to kv heads in another way than h // G"
@@ -143,7 +147,7 @@ def wrong_denominator(usual: float, visible: int) -> Told:
     return facts, "the denominator is too small: a tile's or a split's sum is missing from it"
 
 
-# --- which key goes with which value -------------------------------------------------------------------------------------------------------
+# --- which key goes with which value ---------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -161,7 +165,7 @@ def localise_pairs(judge: Judge, case: AttentionCase, row: int, head: int, slots
     try:
         key_head, pairs, mixed = follow_keys(judge, case, row, head, slots or case.slots[sequence][:visible][-MOST_PAIRS:])
     except NotANumber:
-        return [("K and V", "cannot be told: the row is NaN although every key and value is finite")], "the row is not written, or divides 0 by 0"
+        return NOT_A_NUMBER
     except (Broken, Refused):
         return [], ""
     must = head // case.group_size
@@ -172,11 +176,13 @@ def localise_pairs(judge: Judge, case: AttentionCase, row: int, head: int, slots
     elsewhere = [pair for pair in pairs if (pair.value_slot, pair.value_head) != (pair.slot, must)]
     for pair in elsewhere[:MOST_NAMED]:
         in_head = f", kv head {pair.value_head}" if pair.value_head != must else ""
-        facts.append(("K and V apart" if not facts else "", f"K of {names(case, [pair.slot])}\nis joined with V of {names(case, [pair.value_slot])}{in_head}"))
+        label = "K and V apart" if not facts else ""
+        facts.append((label, f"K of {names(case, [pair.slot])}\nis joined with V of {names(case, [pair.value_slot])}{in_head}"))
     if len(elsewhere) > MOST_NAMED:
         facts.append(("", f"… {len(elsewhere)} positions in all"))
     if mixed:
-        facts.append(("mixed", f"where K of {names(case, mixed[:1])} takes all weight, several values are returned ({len(mixed)} positions)"))
+        which = f"where K of {names(case, mixed[:1])} takes all weight"
+        facts.append(("mixed", f"{which}, several values are returned ({len(mixed)} positions)"))
     if not elsewhere:
         return facts, "a key counts at more than one position, or at none" if mixed else ""
     return facts, likely_of_pairs(case, elsewhere, must)
@@ -203,6 +209,9 @@ def follow_keys(judge: Judge, case: AttentionCase, row: int, head: int, slots: l
         told = sum(int(bit) << digit for digit, bit in enumerate(near.tolist()))
         return told if 0 <= told < code.numel() else None
 
+    without_keys = value_of(slots[0], [])  # one value alone is read: that a key goes with it cannot be told
+    if without_keys is not None:
+        return head // case.group_size, [], []
     key_head, everyone = head // case.group_size, list(range(case.num_kv_heads))
     if value_of(slots[-1], [key_head]) is None and value_of(slots[-1], everyone) is not None:
         key_head = next((other for other in everyone if value_of(slots[-1], [other]) is not None), -1)
@@ -220,10 +229,10 @@ def likely_of_pairs(case: AttentionCase, pairs: list[Pair], must: int) -> str:
     heads = {pair.value_head for pair in pairs}
     if all(pair.slot == pair.value_slot for pair in pairs):
         return f"V of kv head {', '.join(map(str, sorted(heads)))} is joined with K of kv head {must}"
+    if case.paged and case.block_size > 1 and all(pair.value_slot % case.block_size == pair.slot % case.block_size for pair in pairs):
+        return "V is taken from another block than K: the two walk the block table apart"
     apart = {pair.value_slot - pair.slot for pair in pairs}
     if len(apart) == 1:
         steps = apart.pop()
         return f"V is read {abs(steps)} slot{'s' if abs(steps) > 1 else ''} {'before' if steps < 0 else 'after'} K"
-    if case.paged and all(pair.value_slot % case.block_size == pair.slot % case.block_size for pair in pairs):
-        return "V is taken from another block than K: the two walk the block table apart"
     return "K of one slot is joined with V of another"

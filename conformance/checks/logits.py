@@ -7,9 +7,9 @@ import math
 import torch
 
 from conformance.buffers import Buffers
+from conformance.cases.laws import dtype_name
 from conformance.cases.logits import LogitsCase
-from conformance.cases.sampling import dtype_name
-from conformance.checks.ranks import Answer, Ranks
+from conformance.checks.ranks import Answer, World
 from conformance.findings import Broken, Call, Refused
 from conformance.judge import Judge
 
@@ -104,7 +104,7 @@ def own_rows(judge: Judge, case: LogitsCase) -> None:
 # --- parallel_logits ----------------------------------------------------------------------------------------------------------------------
 
 
-def parallel(judge: Judge, ranks: Ranks, case: LogitsCase) -> None:
+def parallel(judge: Judge, ranks: World, case: LogitsCase) -> None:
     """LOGIT-4, LOGIT-5: whole logits on the group's first rank, None on every other one."""
     members = list(range(ranks.world_size)) if case.ranks is None else list(case.ranks)
     hidden, weight = case.tensors

@@ -17,7 +17,7 @@ from datetime import timedelta
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 import torch.distributed as dist
@@ -46,6 +46,14 @@ class Answer:
             return f"returned a tensor of shape {tuple(self.tensor.shape)}"
         verbs = {"none": "returned None", "other": "returned", "silent": "did not come back: it waits for the others, or runs for ever"}
         return f"{verbs.get(self.kind, 'raised')} {self.text}".rstrip()
+
+
+class World(Protocol):
+    """What LOGIT-4 and LOGIT-5 are judged on: processes that were started here, or by torchrun."""
+
+    world_size: int
+
+    def run(self, ranks: tuple[int, ...] | None, given: dict[int, Given]) -> dict[int, Answer]: ...
 
 
 class Ranks:

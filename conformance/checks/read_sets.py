@@ -130,16 +130,19 @@ def require_counts(
     rows_wrong = affected.any(dim=1).nonzero().flatten().tolist()
     heads_wrong = affected[row].nonzero().flatten().tolist()
     facts = [(where_in_words(case, row, rows_wrong, heads_wrong), "")]
-    named, likely = localise(judge, case, row, heads_wrong[0])
-    if not named and picks is not None:
-        named, likely = localise_pairs(judge, case, row, heads_wrong[0])
-    if not named and extra:
-        likely = likely_of_scores(call.out[row, heads_wrong[0]])
-    facts += named
+
+    def explain() -> tuple[list[tuple[str, str]], str]:
+        named, likely = localise(judge, case, row, heads_wrong[0])
+        if not named and picks is not None:
+            named, likely = localise_pairs(judge, case, row, heads_wrong[0])
+        if not named and extra:
+            likely = likely_of_scores(call.out[row, heads_wrong[0]])
+        return named, likely
+
     got, wanted = float(call.out[row, head, dim]), float(want[row, head, dim])
     facts.append((f"out[{row}, {head}, {dim}]", f"is {got:.6g}, it must be {wanted:.6g} ± {float(limit[row, head, dim]):.2g}"))
     asked = limit.masked_fill(~torch.from_numpy(sees)[:, None, None], float("inf"))  # rows that see nothing are not looked at
-    raise Broken(*facts, likely=likely, call=Call(call.function, call.args, call.kwargs, want, asked))
+    raise Broken(*facts, call=Call(call.function, call.args, call.kwargs, want, asked), explain=explain)
 
 
 def where_in_words(case: AttentionCase, row: int, rows: list[int], heads: list[int]) -> str:

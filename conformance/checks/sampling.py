@@ -14,8 +14,8 @@ import numpy as np
 import torch
 
 from conformance.buffers import Buffers
-from conformance.cases.sampling import TEMPERATURES, Law, RowTemperatures, dtype_name
-from conformance.checks.distribution import STAGE_ONE, fitted_temperature, looks_like, of_several, pearson, rejected
+from conformance.cases.laws import TEMPERATURES, Law, RowTemperatures, dtype_name
+from conformance.checks.distribution import FALSE_ALARM, STAGE_ONE, fitted_temperature, looks_like, of_several, pearson, rejected
 from conformance.findings import Broken
 from conformance.judge import Case, Judge
 
@@ -27,10 +27,20 @@ class SamplingChecks:
         self.judge = judge
         self.takes_noise = judge.implementation.takes("sample", "noise")
         self.takes_seed = judge.implementation.takes("sample", "seed")
+        self.num_tests = 0
         torch.manual_seed(judge.seed + zlib.crc32(judge.clause.id.encode()))  # what is sampled without a seed repeats with the suite's
 
     def for_each(self, cases: Iterable[Case], check: Callable[[Case], None]) -> None:
         self.judge.for_each(cases, check)
+
+    def rejected(self, p_value: Callable[[int], float]) -> bool:
+        """Both stages of a test; how many there were, and what false alarm they add up to, is noted for the verdict."""
+        noted = f"{self.num_tests} two-stage tests"
+        self.num_tests += 1
+        notes = self.judge.record.notes
+        notes[:] = [note for note in notes if not note.startswith(noted)]
+        notes.append(f"{self.num_tests} two-stage tests: a sound sampler fails one with probability {self.num_tests * FALSE_ALARM:.0e}")
+        return rejected(p_value)
 
     # --- one call -----------------------------------------------------------------------------------------------------------------
 
@@ -78,7 +88,7 @@ class SamplingChecks:
                 counts[:] += np.bincount(tokens.numpy(), minlength=law.vocab_size)
             return pearson(counts, law.probabilities.numpy())
 
-        if rejected(p_value):
+        if self.rejected(p_value):
             told = looks_like(counts, law.logits.double().numpy(), law.temperature)
             p = pearson(counts, law.probabilities.numpy())
             raise Broken(
@@ -102,7 +112,7 @@ class SamplingChecks:
             p_values[:] = [pearson(row, law.probabilities.numpy()) for row in counts]
             return of_several(p_values)
 
-        if rejected(p_value):
+        if self.rejected(p_value):
             logits = law.logits.double().numpy()
             fits = [fitted_temperature(row, logits) * t for row, t in zip(counts, TEMPERATURES, strict=True)]
             told = {

@@ -6,7 +6,9 @@ import math
 
 import torch
 
-from conformance.cases.sampling import ClearMaximum, CornerRows, FlatRows, RaceCase
+from conformance.cases.equal_rows import FlatRows
+from conformance.cases.races import RaceCase
+from conformance.cases.sampling_corners import ClearMaximum, CornerRows
 from conformance.checks.race import best, may_win
 from conformance.checks.sampling import SamplingChecks
 from conformance.findings import Broken

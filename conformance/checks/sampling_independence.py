@@ -7,8 +7,8 @@ from collections.abc import Callable
 import numpy as np
 import torch
 
-from conformance.cases.sampling import EqualRows, FlatRows
-from conformance.checks.distribution import independence, of_several, rejected
+from conformance.cases.equal_rows import EqualRows, FlatRows
+from conformance.checks.distribution import independence, of_several
 from conformance.checks.sampling import SamplingChecks
 from conformance.findings import Broken
 
@@ -39,7 +39,7 @@ class IndependenceChecks(SamplingChecks):
             p_values[:] = [independence(*pairs(tokens, lag), len(case.logits)) for lag in lags]
             return of_several(p_values)
 
-        if rejected(p_value):
+        if self.rejected(p_value):
             worst = int(p_values.argmin())
             left, right = pairs(tokens, lags[worst])
             weights = np.bincount(left, minlength=len(case.logits)) / len(left)

@@ -82,16 +82,19 @@ def require_within(judge: Judge, case: AttentionCase, call: AttentionCall, expec
         return
     row, head, dim = (int(x) for x in wrong.nonzero()[0])
     got, want, limit = (float(t[row, head, dim]) for t in (call.out, expected.exact, expected.limit))
-    named, likely = localise(judge, case, row, head)
-    if not named and numbers is not None:
-        likely = fitting_scale(judge, case, call, numbers) or likely_of_errors(share)
+
+    def explain() -> tuple[list[tuple[str, str]], str]:
+        named, likely = localise(judge, case, row, head)
+        if not named and numbers is not None:
+            likely = fitting_scale(judge, case, call, numbers) or likely_of_errors(share)
+        return named, likely
+
     raise Broken(
         (f"{row_name(case, row)}, {head_name(case, head)}, dimension {dim}", ""),
-        *named,
         ("got", f"{got:.8g}"),
         ("want", f"{want:.8g} ± {limit:.3g} (the error is {abs(got - want) / limit:.3g} times the budget)"),
         ("wrong", f"{int(wrong.sum())} of {wrong.numel()} elements"),
-        likely=likely,
+        explain=explain,
         call=Call(call.function, call.args, call.kwargs, expected.exact, asked_where(sees, expected.limit)),
     )
 
@@ -105,18 +108,19 @@ def fitting_scale(judge: Judge, case: AttentionCase, call: AttentionCall, number
     """Another scale within whose budget the whole output lies, where there is one."""
     asked, root = case.scale, case.head_dim**0.5
     log2_e = math.log2(math.e)
-    candidates = {
+    candidates = {  # the likelier ones first
         "no scale at all": 1.0, "the scale twice": asked**2, "1 / sqrt(D)": 1.0 / root, "1 / D": 1.0 / case.head_dim, "sqrt(D)": root,
-        "scale * log2(e)": asked * log2_e, "scale / log2(e)": asked / log2_e, "scale / sqrt(D)": asked / root, "scale * sqrt(D)": asked * root,
-        "half of it": asked / 2, "twice as much": asked * 2, "the mean of V, whatever the scores": 0.0,
+        "scale * log2(e)": asked * log2_e, "scale / log2(e)": asked / log2_e, "scale / sqrt(D)": asked / root,
+        "scale * sqrt(D)": asked * root, "half of it": asked / 2, "twice as much": asked * 2, "the mean of V, whatever the scores": 0.0,
     }  # fmt: skip
     sees = torch.tensor([visible > 0 for _, visible in case.rows], dtype=torch.bool)
-    for what, scale in candidates.items():
+    for scale in candidates.values():
         if math.isclose(scale, asked):
             continue
         other = budgeted(judge, replace(case, scale=scale), numbers)
         if bool(((call.out - other.exact).abs() <= other.limit)[sees].all()):
-            return f"fits scale {scale:.6g} ({what}), asked for {asked:.6g}"
+            same = [name for name, value in candidates.items() if math.isclose(value, scale)]
+            return f"fits scale {scale:.6g} ({', or '.join(same)}), asked for {asked:.6g}"
     return ""
 
 

@@ -352,14 +352,14 @@ def own_token_dropped_past_a_thousand(self, queries, n, device):
 def decode_scores_in_half(self, q, keys, scale):
     """A decode step keeps its scores in bfloat16."""
     scores = SOUND.scores(q, keys, scale)
-    return scores.to(torch.bfloat16).float() if self.decoding and float(scores.abs().max()) > 12 else scores
+    return scores.to(torch.bfloat16).float() if self.decoding and 120 < float(scores.abs().max()) < 1000 else scores
 
 
 @mutant("PRE-2", replaces="scores", of=SoundAttention, source="lightllm #1092", alone=True)
 def prefill_scores_in_half(self, q, keys, scale):
     """A prefill keeps its scores in bfloat16."""
     scores = SOUND.scores(q, keys, scale)
-    return scores if self.decoding or float(scores.abs().max()) < 12 else scores.to(torch.bfloat16).float()
+    return scores if self.decoding or not 120 < float(scores.abs().max()) < 1000 else scores.to(torch.bfloat16).float()
 
 
 @mutant("DEC-2", replaces="weights", of=SoundAttention, source="own")
@@ -421,16 +421,16 @@ def prefill_groups_over_eight_cut(self, heads, group, device):
 
 @mutant("DEC-7", replaces="new_maximum", of=SoundAttention, source="own", alone=True)
 def decode_subtracts_no_maximum(self, largest, scores):
-    """A decode step exponentiates without subtracting the maximum: right until scores pass the hundreds."""
+    """A decode step exponentiates without subtracting the maximum: right until scores pass the thousands."""
     known = SOUND.new_maximum(largest, scores)
-    return known if not self.decoding or float(scores.abs().nan_to_num(0.0, 0.0, 0.0).max()) < 300 else torch.zeros_like(largest)
+    return known if not self.decoding or float(scores.abs().nan_to_num(0.0, 0.0, 0.0).max()) < 2000 else torch.zeros_like(largest)
 
 
 @mutant("PRE-7", replaces="new_maximum", of=SoundAttention, source="own", alone=True)
 def prefill_subtracts_no_maximum(self, largest, scores):
-    """A prefill exponentiates without subtracting the maximum: right until scores pass the hundreds."""
+    """A prefill exponentiates without subtracting the maximum: right until scores pass the thousands."""
     known = SOUND.new_maximum(largest, scores)
-    return known if self.decoding or float(scores.abs().nan_to_num(0.0, 0.0, 0.0).max()) < 300 else torch.zeros_like(largest)
+    return known if self.decoding or float(scores.abs().nan_to_num(0.0, 0.0, 0.0).max()) < 2000 else torch.zeros_like(largest)
 
 
 @mutant("DEC-8", replaces="write_empty", of=SoundAttention, source="flashinfer #363", alone=True)

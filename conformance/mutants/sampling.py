@@ -1,4 +1,4 @@
-"""Faults of samplers (clauses SAMPLE-1...7, SAMPLE-9)."""
+"""Faults of samplers (clauses SAMPLE-1...9)."""
 
 from __future__ import annotations
 
@@ -24,6 +24,12 @@ def multiplied_by_the_temperature(self, logits, temperatures):
 def temperature_five_percent_high(self, logits, temperatures):
     """T is 5 % too high."""
     return sound.scaled(logits, temperatures * 1.05)
+
+
+@mutant("SAMPLE-1", replaces="scaled", of=SoundSampling, source="own", gpu_only=True)
+def temperature_two_percent_high(self, logits, temperatures):
+    """T is 2 % too high, which takes the draws that a GPU has time for."""
+    return sound.scaled(logits, temperatures * 1.02)
 
 
 @mutant("SAMPLE-1", replaces="scaled", of=SoundSampling, source="own")
@@ -168,6 +174,23 @@ def ids_of_the_padding(self, arrivals):
     return torch.where(nowhere, arrivals.shape[1] + 64, arrivals.argmax(dim=1))
 
 
+@mutant("SAMPLE-7", replaces="pick", of=SoundSampling, source="own", alone=True)
+def tiles_race_and_one_is_all_minus_infinity(self, arrivals):
+    """Tiles of 64 race first, and the largest of a tile that is all -inf is subtracted: -inf - -inf = NaN, which argmax takes for the largest."""
+    rows, vocab_size = arrivals.shape
+    tiles = torch.nn.functional.pad(arrivals, (0, -vocab_size % 64), value=-math.inf).view(rows, -1, 64)
+    best = tiles.amax(dim=2)
+    tile = torch.where(best == -math.inf, math.nan, best).argmax(dim=1)
+    return (64 * tile + tiles[torch.arange(rows), tile].argmax(dim=1)).clamp_max(vocab_size - 1)
+
+
+@mutant("SAMPLE-1", replaces="pick", of=SoundSampling, source="own")
+def tokens_after_the_last_full_tile_are_left_out(self, arrivals):
+    """Tiles of 16 are counted with V // 16: what comes after the last full one is never drawn."""
+    rows, vocab_size = arrivals.shape
+    return arrivals[:, : max(16, vocab_size // 16 * 16)].argmax(dim=1)
+
+
 # --- the noise: noise_for, generator ------------------------------------------------------------------------------------------------------
 
 
@@ -192,6 +215,29 @@ def a_tile_is_never_drawn(self, shape, device, seed):
 def uniform_noise(self, shape, device, seed):
     """Noise is uniform on (0, 1) in place of exponential."""
     return 1 - torch.rand(shape, dtype=torch.float64, device=device, generator=sound.generator(device, seed))
+
+
+@mutant("SAMPLE-8", replaces="noise_for", of=SoundSampling, source="own", alone=True)
+def uniform_of_16_bits(self, shape, device, seed):
+    """Noise is -log(1 - u) of a u with 16 random bits: the earliest arrival is 2^-17, and a token 14 nats under the top never wins."""
+    return noise_of_bits(16, shape, device, seed)
+
+
+@mutant("SAMPLE-8", replaces="noise_for", of=SoundSampling, source="pytorch, exponential_ of float32 on CUDA", alone=True, gpu_only=True)
+def uniform_of_24_bits(self, shape, device, seed):
+    """Noise has the 24 random bits of a float32 uniform: a token 16 nats under the top loses 10 % of its mass, at 18 nats 90 %."""
+    return noise_of_bits(24, shape, device, seed)
+
+
+def noise_of_bits(bits, shape, device, seed):
+    uniform = torch.randint(1, 2**bits + 1, shape, device=device, generator=sound.generator(device, seed))
+    return -torch.log1p(-(uniform.double() - 0.5) / 2**bits)
+
+
+@mutant("SAMPLE-8", replaces="noise_for", of=SoundSampling, source="own", alone=True)
+def drawn_noise_is_clamped_to_1e_5(self, shape, device, seed):
+    """Drawn noise is at least 1e-5, which no bulk test can see."""
+    return sound.noise_for(shape, device, seed).clamp_min(1e-5)
 
 
 @mutant("SAMPLE-5", replaces="noise_for", of=SoundSampling, source="own")

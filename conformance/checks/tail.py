@@ -1,0 +1,57 @@
+"""sample: how much of a tail's mass is kept (clause SAMPLE-8)."""
+
+from __future__ import annotations
+
+from scipy import stats
+
+from conformance.cases.laws import Tail
+from conformance.checks.sampling import SamplingChecks
+from conformance.findings import Broken
+
+KEPT = 0.99  # of a tail's mass, down to where an implementation states that it keeps it
+SURE = 0.95  # of the interval that is told
+
+
+class TailChecks(SamplingChecks):
+    def tail(self, tail: Tail) -> None:
+        """Where the implementation states a loss, and only there, a loss is told and not held against it."""
+        drawn, draws = 0, 0
+        row = tail.logits.to(self.judge.device)
+
+        def p_value(times: int) -> float:
+            nonlocal drawn, draws
+            drawn, draws = 0, tail.draws * times
+            for rows in tail.batches(times):
+                drawn += int((self.draw(row.expand(rows, -1), 1.0) != tail.top).sum())
+            return of_tail(drawn, draws, tail.probability)
+
+        stated = tail.nats > self.judge.capabilities.tail_nats
+        broken = p_value(1) < 0.0 if stated else self.rejected(p_value)
+        told = share_kept(drawn, draws, tail.probability)
+        where = f"tail of {tail.tail_tokens} tokens {tail.nats:g} nats under the top: keeps {told}"
+        self.judge.record.notes.append(where + (f" (loss stated: tail_nats {self.judge.capabilities.tail_nats:g})" if stated else ""))
+        if broken:
+            expected = draws * tail.probability
+            p = of_tail(drawn, draws, tail.probability)
+            raise Broken(
+                ("tail", f"keeps {told} of its mass, it must keep {100 * KEPT:g} %, or CAPABILITIES state tail_nats under {tail.nats:g}"),
+                ("drawn", f"{drawn} times of {draws} draws, {expected:.1f} were expected (p = {p:.1e} on fresh draws, after a rejection)"),
+                likely="the noise has a floor: a float32 uniform has 24 random bits, and no Exp(1) draw of it is under 2^-24"
+                if drawn < expected
+                else "the top token arrives too late",
+            )
+
+
+def of_tail(drawn: int, draws: int, probability: float) -> float:
+    """Two-sided p-value of `drawn` tail tokens: fewer than KEPT of the tail's mass gives, or more than all of it."""
+    few = float(stats.binom.cdf(drawn, draws, KEPT * probability))
+    many = float(stats.binom.sf(drawn - 1, draws, probability))
+    return min(1.0, 2 * min(few, many))
+
+
+def share_kept(drawn: int, draws: int, probability: float) -> str:
+    """In words, with its interval (Clopper-Pearson)."""
+    low = stats.beta.ppf((1 - SURE) / 2, drawn, draws - drawn + 1) if drawn else 0.0
+    high = stats.beta.ppf((1 + SURE) / 2, drawn + 1, draws - drawn)
+    share, low, high = (100 * value / probability for value in (drawn / draws, low, high))
+    return f"{share:.3g} % ({low:.3g} to {high:.3g} %)"
