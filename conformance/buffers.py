@@ -14,8 +14,8 @@ RED_ZONE = 128  # elements before and after; a multiple of 16 bytes for every dt
 PATTERN = 0x2A  # every byte of a red zone and of a stride's gaps: finite in every float dtype
 INTEGER = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
-CACHE_LAYOUTS = ("plain", "layer", "interleaved", "packed", "head_major")
-ROW_LAYOUTS = ("plain", "fused")
+CACHE_LAYOUTS = ("plain", "layer", "interleaved", "packed", "head_major", "unlike")
+ROW_LAYOUTS = ("plain", "fused", "head_major")
 
 
 def bits(tensor: torch.Tensor) -> torch.Tensor:
@@ -43,8 +43,18 @@ class Buffers:
         self.all: list[Buffer] = []
 
     def put(self, name: str, values: torch.Tensor, layout: str = "plain") -> torch.Tensor:
-        """A guarded copy of `values`. layout "fused": rows are slices of a wider row, as q, k and v of a fused QKV product are."""
-        if layout == "fused":
+        """A guarded copy of `values`.
+
+        layout "fused": rows are slices of a wider row, as q, k and v of a fused QKV product are; "head_major": (T, heads, D) as a view of
+        (heads, T, D); "strided": every second element of a vector.
+        """
+        if layout == "head_major" and values.dim() == 3:  # rows of a head lie together
+            wide = self._storage(values.numel(), values.dtype)
+            view = self._inner(wide).view(values.shape[1], values.shape[0], values.shape[2]).transpose(0, 1)
+        elif layout == "strided":  # every second element of a wider vector
+            wide = self._storage(2 * values.numel(), values.dtype)
+            view = self._inner(wide)[::2].view(values.shape)
+        elif layout == "fused":
             rows, width = values.shape[0], values[0].numel() if len(values) else 1
             wide = self._storage(rows * 3 * width, values.dtype)
             view = self._inner(wide).view(rows, 3 * width)[:, width : 2 * width].view(values.shape)
@@ -69,6 +79,9 @@ class Buffers:
         num_blocks, block_size, num_heads, head_dim = keys.shape
         if layout == "plain":
             return self.put("k_cache", keys), self.put("v_cache", values)
+        if layout == "unlike":  # keys alone, values beside something else: no stride of one is the other's
+            wider = torch.cat([values, values], dim=3)
+            return self.put("k_cache", keys), self._half("v_cache", wider, head_dim)
         copies = 6 if layout == "layer" else 2
         storage = self._storage(copies * keys.numel(), keys.dtype)
         inner = self._inner(storage)
@@ -90,6 +103,14 @@ class Buffers:
             view.copy_(content)
             self.all.append(Buffer(name, storage, view, bits(storage)))
         return views
+
+    def _half(self, name: str, wider: torch.Tensor, head_dim: int) -> torch.Tensor:
+        """The first half of the last dimension of a guarded copy."""
+        storage = self._storage(wider.numel(), wider.dtype)
+        view = self._inner(storage).view(wider.shape)[..., :head_dim]
+        view.copy_(wider[..., :head_dim])
+        self.all.append(Buffer(name, storage, view, bits(storage)))
+        return view
 
     def freeze(self) -> None:
         """Remember every byte as it is now, right before the call."""

@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 
 import torch
 from hypothesis import HealthCheck, Phase, Verbosity, given, seed, settings
+from hypothesis.errors import Flaky
 from hypothesis.strategies import SearchStrategy
 
 from conformance.buffers import bits
@@ -93,6 +94,10 @@ class Judge:
         except Broken as broken:
             broken.finding.explained()
             raise broken from None
+        except Flaky:  # it fails after some calls and not after others: what was recorded is what it did
+            smallest = min(failing.values(), key=lambda broken: size_of(broken.finding.case))
+            smallest.finding.explained()
+            raise smallest from None
 
     def for_each(self, cases: Iterable[Case], check: Callable[[Case], None]) -> None:
         """Hold `check` for each of a fixed list of cases. Raises Broken on the first that breaks."""

@@ -44,9 +44,10 @@ class TorchrunRanks:
         told = ("none", "", None, "") if own is None else answered(self.implementation, self.implementation.device, group, plain(own))
         every: list[Any] = [None] * self.world_size
         dist.all_gather_object(every, told, group=self.talk)
-        return {
-            rank: Answer(kind, text, None if tensor is None else rebuilt(*tensor), changed) for rank, (kind, text, tensor, changed) in enumerate(every)
-        }
+        answers = {}
+        for rank, (kind, text, tensor, changed) in enumerate(every):
+            answers[rank] = Answer(kind, text, None if tensor is None else rebuilt(*tensor), changed)
+        return answers
 
 
 def judge_logits(implementation: Implementation, ranks: TorchrunRanks) -> list[tuple[str, str]]:

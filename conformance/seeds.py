@@ -39,7 +39,8 @@ def judge_seed(implementation: str, seed: int, effort: str, device: str) -> Seed
         ]  # fmt: skip
         ended = subprocess.run(command, capture_output=True, text=True, check=False)
         if not verdict.exists():
-            raise SystemExit(f"seed {seed} of {implementation} gave no verdict, exit status {ended.returncode}:\n{ended.stdout[-2000:]}{ended.stderr[-2000:]}")
+            told = f"{ended.stdout[-2000:]}{ended.stderr[-2000:]}"
+            raise SystemExit(f"seed {seed} of {implementation} gave no verdict, exit status {ended.returncode}:\n{told}")
         clauses = [clause for clause in json.loads(verdict.read_text())["clauses"] if clause["verdict"] != "not offered"]
     broken = [f"{clause['id']}: {clause['text'][:300]}" for clause in clauses if not clause["holds"]]
     examples = sum(clause["examples"] for clause in clauses)

@@ -4,6 +4,7 @@ import functools
 from dataclasses import replace
 
 import pytest
+import torch
 from hypothesis import strategies as st
 
 from conformance.cases.attention import WIDE_GROUP_SIZES, AttentionCase, Limits, attention_cases, long_contexts
@@ -11,6 +12,7 @@ from conformance.checks.claims import check_bad_table, check_empty_rows, check_n
 from conformance.checks.empties import check_empties, check_unchanged
 from conformance.checks.extremes import ORDERS, SCALES, check_extremes, check_scale
 from conformance.checks.influence import check_large_pool, check_neighbours, check_surroundings
+from conformance.checks.large_offsets import check_huge_pool, huge_case
 from conformance.checks.read_sets import check_pairing, check_read_set
 from conformance.checks.values import QUERY_SCALES, check_values
 from conformance.judge import Judge
@@ -63,6 +65,11 @@ def large_pool(case: AttentionCase) -> AttentionCase:
     """The sequences lie at the top of more blocks than 16 bits count, or of as many as 20 million elements hold."""
     first_block = min(66_000, 20_000_000 // (case.block_size * case.head_dim))
     return replace(case, first_block=first_block, cache_layout="plain")
+
+
+@pytest.mark.clause("DEC-3", function=DECODE)
+def test_decode_attention_at_the_top_of_a_huge_pool(judge: Judge) -> None:
+    judge.for_each([huge_case(judge, torch.int32)], functools.partial(check_huge_pool, judge))
 
 
 @pytest.mark.clause("DEC-5", function=DECODE)

@@ -8,7 +8,7 @@ import torch
 
 from conformance.cases.stores import SKIPS, STRIDED_LAYOUTS, StoreCase, stores
 from conformance.checks.claims import check_bad_slots
-from conformance.checks.large_offsets import HugeStoreCase, check_huge_cache
+from conformance.checks.large_offsets import check_huge_cache, huge_case
 from conformance.checks.store import check_store
 from conformance.judge import Judge
 
@@ -65,12 +65,8 @@ def test_store_kvcache_index_dtypes_and_odd_rows(judge: Judge) -> None:
 
 @pytest.mark.clause("KV-6", function="store_kvcache")
 def test_store_kvcache_beyond_32_bits(judge: Judge) -> None:
-    dtype = next((dtype for dtype in judge.capabilities.dtypes if dtype.itemsize == 2), judge.capabilities.dtypes[0])
-    block_size = judge.capabilities.allowed("block_sizes", (16, 64, 256))[0]
-    head_dim = judge.capabilities.allowed("head_dims", (128, 64))[0]
-    for index_dtype in (torch.int32, torch.int64):
-        case = HugeStoreCase(index_dtype, block_size, num_kv_heads=max(1, 1024 // head_dim), head_dim=head_dim, dtype=dtype)
-        judge.for_each([case], functools.partial(check_huge_cache, judge))
+    cases = [huge_case(judge, index_dtype) for index_dtype in (torch.int32, torch.int64)]
+    judge.for_each(cases, functools.partial(check_huge_cache, judge))
 
 
 @pytest.mark.clause("CLAIM-4", function="store_kvcache")

@@ -132,6 +132,8 @@ class FlashAttention2(FlashAttention):
         return importlib.import_module("flash_attn.flash_attn_interface")
 
     def _prefill(self, q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, scale, tables) -> torch.Tensor:
+        if max_seqlen_q == 1 and len(q) != len(cu_seqlens_q) - 1:
+            max_seqlen_q = 2  # under 1 the library takes it that every sequence has a query, and reshapes by that
         return self._library.flash_attn_varlen_func(
             q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, softmax_scale=scale, causal=True, block_table=tables
         )

@@ -124,7 +124,7 @@ class AttentionCase:
             shown.append(("block_tables", short(str(table))))
             shown.append(("pool", f"{self.num_blocks} blocks, {self.cache_layout} layout"))
         if self.row_layout != "plain":
-            shown.append(("q", "rows are slices of wider rows (fused QKV)"))
+            shown.append(("q", f"{self.row_layout} rows"))
         shown.append(("scale", repr(self.scale)))
         return shown
 

@@ -9,7 +9,7 @@ from functools import cached_property
 import torch
 from hypothesis import strategies as st
 
-from conformance.buffers import CACHE_LAYOUTS
+from conformance.buffers import CACHE_LAYOUTS, ROW_LAYOUTS
 from conformance.capabilities import Capabilities
 from conformance.cases.attention import short
 from conformance.cases.lengths import TILES
@@ -38,6 +38,8 @@ class StoreCase:
     index_dtype: torch.dtype = torch.int32
     cache_layout: str = "plain"
     row_layout: str = "plain"
+    value_layout: str = "plain"
+    strided_mapping: bool = False
     edge_slots: bool = True  # whether the first and the last slot of the cache are written too
 
     @cached_property
@@ -79,7 +81,7 @@ class StoreCase:
         return [
             ("slot_mapping", short(str(self.slots)) + f" {str(self.index_dtype).removeprefix('torch.')}"),
             ("caches", f"{self.num_blocks} blocks, {self.cache_layout} layout"),
-            ("key, value", "contiguous" if self.row_layout == "plain" else "rows are slices of wider rows (fused QKV)"),
+            ("key, value", f"{self.row_layout} and {self.value_layout} rows"),
         ]
 
     def size(self) -> int:
@@ -123,8 +125,10 @@ def stores(
         index_dtype=draw(st.sampled_from(index_dtypes), label="index_dtype"),
         cache_layout=cache_layout,
         row_layout=row_layout,
+        value_layout=row_layout if len(layouts) < 3 else draw(st.sampled_from(ROW_LAYOUTS), label="value_layout"),
+        strided_mapping=len(layouts) >= 3 and draw(st.booleans(), label="strided_mapping"),
         edge_slots=draw(st.booleans(), label="edge_slots"),
     )
 
 
-STRIDED_LAYOUTS = tuple((cache, row) for cache in CACHE_LAYOUTS for row in ("plain", "fused") if (cache, row) != ("plain", "plain"))
+STRIDED_LAYOUTS = tuple((cache, row) for cache in CACHE_LAYOUTS for row in ROW_LAYOUTS if (cache, row) != ("plain", "plain"))

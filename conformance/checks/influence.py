@@ -79,6 +79,7 @@ def check_neighbours(judge: Judge, case: AttentionCase) -> None:
     limit = budgeted(judge, case, base).limit
     parts = rows_of_sequences(case)
     count = len(parts)
+    require_untouched_by_nan(judge, case, base, whole, limit)
     orders = [list(range(count))[::-1]] + [[i] for i in {0, count // 2, count - 1}]
     for order in orders:
         variant, numbers = subset(case, base, order)
@@ -94,6 +95,17 @@ def check_neighbours(judge: Judge, case: AttentionCase) -> None:
             sentence = "differs when its sequence is alone" if len(order) == 1 else "differs when the batch is in reverse order"
             require_close(case, torch.where(mask[:, None, None], whole.out, 0.0), again, 2 * limit, sentence)
             row += size
+
+
+def require_untouched_by_nan(judge: Judge, case: AttentionCase, base: Numbers, whole: AttentionCall, limit: torch.Tensor) -> None:
+    """Rows stay what they are when every other sequence's queries are NaN."""
+    poisoned = torch.tensor([sequence % 2 == 1 for sequence, _ in case.rows], dtype=torch.bool)
+    numbers = Numbers(q=base.q.clone(), keys=base.keys, values=base.values)
+    numbers.q[poisoned] = float("nan")
+    out = attend(judge, case, numbers).out
+    kept = ~poisoned[:, None, None]
+    sentence = "differs when the queries of every second sequence are NaN"
+    require_close(case, torch.where(kept, whole.out, 0.0), torch.where(kept, out, 0.0), 2 * limit, sentence)
 
 
 def subset(case: AttentionCase, base: Numbers, order: list[int]) -> tuple[AttentionCase, Numbers]:

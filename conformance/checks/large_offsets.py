@@ -70,6 +70,19 @@ class HugeStoreCase:
         return len(self.slots)
 
 
+def huge_case(judge: Judge, index_dtype: torch.dtype) -> HugeStoreCase:
+    """Rows of 1,024 elements or so, in a dtype, a block size and a head dimension that the implementation takes."""
+    takes = judge.capabilities
+    head_dim = takes.allowed("head_dims", (128, 64))[0]
+    return HugeStoreCase(
+        index_dtype,
+        block_size=takes.allowed("block_sizes", (16, 64, 256))[0],
+        num_kv_heads=max(1, 1024 // head_dim),
+        head_dim=head_dim,
+        dtype=next((dtype for dtype in takes.dtypes if dtype.itemsize == 2), takes.dtypes[0]),
+    )
+
+
 def check_huge_cache(judge: Judge, case: HugeStoreCase) -> None:
     shape = case.num_blocks, case.block_size, case.num_kv_heads, case.head_dim
     dtype, index_dtype = (str(t).removeprefix("torch.") for t in (case.dtype, case.index_dtype))

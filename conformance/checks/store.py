@@ -16,11 +16,11 @@ def check_store(judge: Judge, case: StoreCase) -> None:
     cache_shape = (case.num_blocks, case.block_size, case.num_kv_heads, case.head_dim)
     row_shape = (case.num_rows, case.num_kv_heads, case.head_dim)
     key = buffers.put("key", case.random_bits(row_shape, 4 * case.data_seed), case.row_layout)
-    value = buffers.put("value", case.random_bits(row_shape, 4 * case.data_seed + 1), case.row_layout)
+    value = buffers.put("value", case.random_bits(row_shape, 4 * case.data_seed + 1), case.value_layout)
     k_cache, v_cache = buffers.put_caches(
         case.random_bits(cache_shape, 4 * case.data_seed + 2), case.random_bits(cache_shape, 4 * case.data_seed + 3), case.cache_layout
     )
-    slot_mapping = buffers.put("slot_mapping", torch.tensor(case.slots, dtype=case.index_dtype))
+    slot_mapping = buffers.put("slot_mapping", torch.tensor(case.slots, dtype=case.index_dtype), "strided" if case.strided_mapping else "plain")
     buffers.freeze()
     written_by = {"k_cache": key, "v_cache": value}
     expected: dict[int, torch.Tensor] = {}  # the whole storage that each cache lies in, as it must look afterwards

@@ -129,7 +129,7 @@ def main() -> int:
     parser.add_argument("--device", default="cpu", help="cpu or cuda")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--all-clauses", action="store_true", help="do not stop at the first clause that fails, and list all that do")
-    parser.add_argument("--alone", action="store_true", help="judge those that break one clause alone, by all clauses; another that fails is an error")
+    parser.add_argument("--alone", action="store_true", help="judge those that break one clause alone, by all clauses: no other may fail")
     parser.add_argument("--json", type=Path, help="where the judgements are written for other programs")
     parser.add_argument("--workers", type=int, default=min(os.cpu_count() or 1, 8))
     options = parser.parse_args()

@@ -481,4 +481,51 @@ def shared_first_block_is_lost(self, block_tables, i):
     return row
 
 
+
+# --- faults that a hostile reviewer of this suite thought of -------------------------------------------------------------------------
+
+
+@mutant("DEC-6", replaces="attend", of=SoundAttention, source="own (adversary)")
+def query_lanes_over_eight_alias(self, q, keys, values, limits, scale):
+    """In groups of more than eight, query lanes past the eighth read the query of the lane eight before."""
+    head, group = torch.arange(q.shape[1], device=q.device), q.shape[1] // keys.shape[1]
+    lanes = torch.where(head % group >= 8, head - 8, head) if group > 8 else head
+    return SOUND.attend(q[:, lanes], keys, values, limits, scale)
+
+
+@mutant("DEC-2", replaces="mask_values", of=SoundAttention, source="vllm #54338")
+def bfloat16_through_float16(self, values, hidden):
+    """V is read as float16: what is past 65,504 becomes infinite."""
+    return SOUND.mask_values(values, hidden).half().float()
+
+
+@mutant("DEC-5", replaces="scores", of=SoundAttention, source="own (adversary)")
+def nan_queries_spread(self, q, keys, scale):
+    """A NaN query of one call makes the next row's scores NaN."""
+    scores = SOUND.scores(q, keys, scale)
+    before, self.saw_nan = self.__dict__.get("saw_nan", False), bool(torch.isnan(q).any())
+    return scores * float("nan") if before and not self.saw_nan else scores
+
+
+@mutant("DEC-1", replaces="key_heads", of=SoundAttention, source="own (adversary)")
+def more_than_four_kv_heads_wrap(self, heads, group, device):
+    """kv heads past the fourth wrap around."""
+    return (torch.arange(heads, device=device) // group) % 4
+
+
+@mutant("PRE-1", replaces="causal_limits", of=SoundAttention, source="own (adversary)")
+def second_query_tile_forgets_the_prefix(self, queries, n, device):
+    """The second tile of 64 queries counts its positions from the chunk's start, without the cached prefix."""
+    limits = SOUND.causal_limits(queries, n, device)
+    row = torch.arange(queries, device=device)
+    return torch.where(row >= 64, row + 1, limits)
+
+
+@mutant("PRE-1", replaces="causal_limits", of=SoundAttention, source="own (adversary)")
+def tile_of_128_queries_ends_early(self, queries, n, device):
+    """The last row of a tile of 128 queries misses its own position."""
+    limits = SOUND.causal_limits(queries, n, device)
+    return torch.where(torch.arange(queries, device=device) == 127, limits - 1, limits)
+
+
 SOUND = SoundAttention()

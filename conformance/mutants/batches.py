@@ -205,4 +205,34 @@ def slots_as_int64(self, slots):
     return slots.to(torch.int64)
 
 
+
+@mutant("BATCH-5", replaces="tables", of=SoundBatches, source="own (adversary)")
+def tables_padded_in_place(self, sequences, device):
+    """The caller's block tables are padded in place."""
+    width = max(len(s.block_table) for s in sequences)
+    for s in sequences:
+        s.block_table.extend([-1] * (width - len(s.block_table)))
+    return SOUND.tables(sequences, device)
+
+
+@mutant("BATCH-5", replaces="tables", of=SoundBatches, source="own (adversary)")
+def tables_of_the_first_eight(self, sequences, device):
+    """Only the first eight sequences get their table."""
+    tables = SOUND.tables(sequences, device)
+    tables[8:] = -1
+    return tables
+
+
+@mutant("SLOT-1", replaces="computed", of=SoundBatches, source="own (adversary)")
+def slots_in_sixteen_bits(self, slots):
+    """Slots computed on the device are kept in 16 bits."""
+    return (slots % 65536).to(torch.int32)
+
+
+@mutant("BATCH-1", replaces="scheduled_ids", of=SoundBatches, source="own (adversary)")
+def token_zero_is_padding(self, s, start, end):
+    """Token 0 is taken for padding and becomes 1."""
+    return [token or 1 for token in s.token_ids[start:end]]
+
+
 SOUND = SoundBatches()

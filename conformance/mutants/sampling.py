@@ -174,11 +174,12 @@ def ids_of_the_padding(self, arrivals):
     return torch.where(nowhere, arrivals.shape[1] + 64, arrivals.argmax(dim=1))
 
 
-@mutant("SAMPLE-7", replaces="pick", of=SoundSampling, source="own", alone=True)
+@mutant("SAMPLE-7", replaces="pick", of=SoundSampling, source="own")
 def tiles_race_and_one_is_all_minus_infinity(self, arrivals):
     """Tiles of 64 race first, and the largest of a tile that is all -inf is subtracted: -inf - -inf = NaN, which argmax takes for the largest."""
     rows, vocab_size = arrivals.shape
-    tiles = torch.nn.functional.pad(arrivals, (0, -vocab_size % 64), value=-math.inf).view(rows, -1, 64)
+    padded = torch.nn.functional.pad(arrivals, (0, -vocab_size % 64), value=-math.inf)
+    tiles = padded.view(rows, padded.shape[1] // 64, 64)
     best = tiles.amax(dim=2)
     tile = torch.where(best == -math.inf, math.nan, best).argmax(dim=1)
     return (64 * tile + tiles[torch.arange(rows), tile].argmax(dim=1)).clamp_max(vocab_size - 1)
@@ -187,8 +188,7 @@ def tiles_race_and_one_is_all_minus_infinity(self, arrivals):
 @mutant("SAMPLE-1", replaces="pick", of=SoundSampling, source="own")
 def tokens_after_the_last_full_tile_are_left_out(self, arrivals):
     """Tiles of 16 are counted with V // 16: what comes after the last full one is never drawn."""
-    rows, vocab_size = arrivals.shape
-    return arrivals[:, : max(16, vocab_size // 16 * 16)].argmax(dim=1)
+    return arrivals[:, : max(16, arrivals.shape[1] // 16 * 16)].argmax(dim=1)
 
 
 # --- the noise: noise_for, generator ------------------------------------------------------------------------------------------------------

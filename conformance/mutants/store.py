@@ -167,3 +167,26 @@ def scratch_in_slot_four_thousand(self, slot, cache):
     if block < min(len(cache), 70_000) and 4096 not in self.mapping:
         cache[block, offset] = 0
     return slot < 0
+
+
+@mutant("KV-4", replaces="sources", of=SoundStore, source="own (adversary)")
+def value_read_with_the_keys_strides(self, key, value):
+    """Value rows are read at the key's strides."""
+    reachable = len(flat(value)) - value.storage_offset()
+    needed = 1 + sum((size - 1) * stride for size, stride in zip(key.shape, key.stride(), strict=True)) if key.numel() else 0
+    return key, value.as_strided(value.shape, key.stride(), value.storage_offset()) if needed <= reachable else value
+
+
+@mutant("KV-1", replaces="write", of=SoundStore, source="own (adversary)")
+def row_tail_past_a_thousand(self, cache, block, offset, row):
+    """Only the first 1,024 elements of a row are copied."""
+    held = cache[block, offset].reshape(-1).clone()
+    held[:1024] = row.reshape(-1)[:1024]
+    cache[block, offset] = held.view(row.shape)
+
+
+@mutant("KV-4", replaces="read_mapping", of=SoundStore, source="xLLM #932")
+def mapping_read_without_its_stride(self, slot_mapping):
+    """slot_mapping is read as if it were contiguous: a view of every second element gives the wrong slots."""
+    slots = slot_mapping.as_strided(slot_mapping.shape, (1,), slot_mapping.storage_offset())
+    return slots.where(slots < 2**16, slots.new_tensor(-1))
