@@ -44,7 +44,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     group = parser.getgroup("whichslot", "judging kernels of paged-KV inference")
     group.addoption("--impl", default="gpu_impl", help="what is judged: pkg.module, pkg.module:object or path/to/file.py (default gpu_impl)")
     group.addoption("--device", default="auto", help="cpu, cuda, or auto: cuda if there is one (default auto)")
-    group.addoption("--effort", default="default", help="how many cases: quick, default or thorough")
+    group.addoption("--effort", default="default", help="how many cases: quick, default or thorough (fewer of a slow implementation)")
     group.addoption("--seed", default="0", help="the seed that the cases are drawn with (default 0)")
     group.addoption("--timeout-seconds", default="300", help="how long one test may judge before it is given the verdict timeout (default 300)")
     group.addoption("--waivers", default=None, help="a TOML file whose table [waivers] gives a reason for each clause that may fail")
@@ -63,6 +63,7 @@ def pytest_cmdline_main(config: pytest.Config) -> None:
 
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "clause(id, function): the clause that a test judges, and the function that it needs")
+    config.addinivalue_line("filterwarnings", "ignore:All-NaN slice encountered:RuntimeWarning")  # a row of NaN in the interpreter
     config.stash[started_key] = time.monotonic()
     config.stash[tests_key] = []
     if config.option.collectonly or config.option.help:

@@ -74,7 +74,7 @@ def test_decode_attention_at_the_top_of_a_huge_pool(judge: Judge) -> None:
 
 @pytest.mark.clause("DEC-5", function=DECODE)
 def test_decode_attention_neighbours(judge: Judge) -> None:
-    wide = Limits(context=limits(judge).context, sequences=64 if judge.is_cuda else 40, elements=limits(judge).elements // 4)
+    wide = Limits(context=limits(judge).context, sequences=64 if judge.is_cuda else 20, elements=limits(judge).elements // 4)
     drawn = attention_cases(judge.capabilities, decode=True, limits=wide, min_sequences=2, group_sizes=(1, 2), kv_heads=(1, 2))
     judge.for_all(drawn, functools.partial(check_neighbours, judge), examples=8)
 

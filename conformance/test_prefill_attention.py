@@ -85,7 +85,7 @@ def test_prefill_attention_chunks(judge: Judge) -> None:
 
 @pytest.mark.clause("PRE-5", function=PREFILL)
 def test_prefill_attention_neighbours(judge: Judge) -> None:
-    wide = Limits(context=limits(judge).context, sequences=40 if judge.is_cuda else 20, queries=9, elements=limits(judge).elements // 4)
+    wide = Limits(context=limits(judge).context, sequences=40 if judge.is_cuda else 14, queries=9, elements=limits(judge).elements // 4)
     drawn = attention_cases(judge.capabilities, decode=False, limits=wide, min_sequences=2, group_sizes=(1, 2), kv_heads=(1, 2))
     judge.for_all(drawn, functools.partial(check_neighbours, judge), examples=8)
 

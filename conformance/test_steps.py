@@ -30,12 +30,12 @@ def test_step_batches_of_real_requests(judge: Judge) -> None:
         judge,
         num_blocks=2 * sum(-(-request.num_tokens // block_size) + 3 for request in requests),
         block_size=block_size,
-        num_kv_heads=2,
+        num_kv_heads=2 if judge.is_cuda else 1,
         group_size=judge.capabilities.allowed("group_sizes", (2,))[0],
         head_dim=judge.capabilities.allowed("head_dims", (64, 128) if judge.is_cuda else (16, 64))[0],
         dtype=judge.capabilities.dtypes[0],
     )
-    replay = RequestReplay(judge, pipeline, tokens_per_hash, chunk=max(10 * block_size + 3, 515 if judge.is_cuda else 0))
+    replay = RequestReplay(judge, pipeline, tokens_per_hash, chunk=515 if judge.is_cuda else 20 * block_size + 3)
     try:
         replay.run(requests, batch_size=8, decode_steps=2)
     except Refused as refusal:

@@ -160,6 +160,8 @@ def summary_lines(verdicts: list[ClauseVerdict], title: str) -> list[str]:
             lines.append(f"{'':<22} {headline_of(verdict)}")
         for message, count in refusals(verdict).items():
             lines.append(f"{'':<22} refused {count}: {message}")
+        for note in [note for test in verdict.tests if test.record for note in test.record.notes]:
+            lines.append(f"{'':<22} {note}")
     lines.append("")
     for family, members in families.items():
         judged = [v for v in members if v.verdict != "not offered"]

@@ -6,7 +6,8 @@ import pytest
 import torch
 from planted import DTYPES, judge_of, random_case
 
-from conformance.checks.values import QUERY_SCALES, budgeted, check_values, random_numbers
+from conformance.checks.attention_call import attend
+from conformance.checks.values import QUERY_SCALES, budgeted, random_numbers, require_within
 from conformance.findings import Broken
 
 HALVES = (torch.bfloat16, torch.float16)
@@ -35,11 +36,15 @@ def expected_of(case, numbers):
     return budgeted(judge_of(Scripted(None), "DEC-2"), case, numbers)
 
 
-def share(case, query_scale, out):
+def check(judge, case, numbers):
+    require_within(judge, case, attend(judge, case, numbers), budgeted(judge, case, numbers))
+
+
+def share(case, numbers, out):
     """error / budget of this output, and whether the judge fails it."""
     judge = judge_of(Scripted(out), "DEC-2" if case.decode else "PRE-2", case.function)
     try:
-        check_values(judge, case, query_scale)
+        check(judge, case, numbers)
     except Broken:
         return judge.record.worst_budget[str(case.dtype).removeprefix("torch.")], True
     return judge.record.worst_budget[str(case.dtype).removeprefix("torch.")], False
@@ -70,8 +75,8 @@ def controls(case, exact, numbers):
 def test_exact_outputs_rounded_once_keep_the_budget(dtype, decode):
     for case in cases(dtype, decode):
         for query_scale in QUERY_SCALES:
-            exact = expected_of(case, random_numbers(case, query_scale)).exact
-            worst, failed = share(case, query_scale, exact)
+            numbers = random_numbers(case, query_scale)
+            worst, failed = share(case, numbers, expected_of(case, numbers).exact)
             assert worst <= 1 and not failed, (query_scale, worst, case)
 
 
@@ -82,7 +87,7 @@ def test_sdpa_in_float32_keeps_the_budget(dtype, decode):
         for query_scale in QUERY_SCALES:
             numbers = random_numbers(case, query_scale)
             out = each_row(case, numbers, lambda q, k, v: torch.nn.functional.scaled_dot_product_attention(q, k, v, scale=case.scale))
-            worst, failed = share(case, query_scale, out)
+            worst, failed = share(case, numbers, out)
             assert worst <= 1 and not failed, (query_scale, worst, case)
 
 
@@ -96,7 +101,7 @@ def test_controls_fail(dtype, decode, control):
         for query_scale in QUERY_SCALES:
             numbers = random_numbers(case, query_scale)
             exact = expected_of(case, numbers).exact
-            worst, failed = share(case, query_scale, controls(case, exact, numbers)[control])
+            worst, failed = share(case, numbers, controls(case, exact, numbers)[control])
             assert failed and worst > 1, (query_scale, worst, case)
 
 
@@ -113,7 +118,7 @@ def test_scores_kept_in_the_inputs_dtype_fail(dtype, query_scale):
             q, keys, values = (t.to(dtype) for t in (q, keys, values))
             return torch.softmax((q @ keys.transpose(1, 2)) * case.scale, dim=2) @ values
 
-        worst, failed = share(case, query_scale, each_row(case, numbers, attention))
+        worst, failed = share(case, numbers, each_row(case, numbers, attention))
         assert failed and worst > 1, (seed, worst)
 
 
@@ -129,7 +134,7 @@ def test_an_error_of_twice_the_budget_in_one_element_fails(dtype):
             out[place] = wrong
             judge = judge_of(Scripted(out), "DEC-2")
             with pytest.raises(Broken) as caught:
-                check_values(judge, case, 1.0)
+                check(judge, case, numbers)
             assert dict(caught.value.finding.facts)["wrong"].startswith("1 of ")
             assert f"row {place[0]}, query head {place[1]} " in caught.value.finding.facts[0][0]
             assert caught.value.finding.facts[0][0].endswith(f"dimension {place[2]}")

@@ -98,7 +98,8 @@ def test_caches_hold_what_they_were_given(layout, dtype):
     keys, values = values_of((3, 4, 2, 5), dtype), values_of((3, 4, 2, 5), dtype, 1)
     k_cache, v_cache = Buffers(CPU).put_caches(keys, values, layout)
     assert torch.equal(bits(k_cache.contiguous()), bits(keys)) and torch.equal(bits(v_cache.contiguous()), bits(values))
-    assert k_cache.is_contiguous() == (layout in ("plain", "layer"))
+    assert k_cache.is_contiguous() == (layout in ("plain", "layer", "unlike"))
+    assert v_cache.is_contiguous() == (layout in ("plain", "layer"))
 
 
 @pytest.mark.parametrize("layout", ROW_LAYOUTS)
@@ -106,7 +107,12 @@ def test_rows_hold_what_they_were_given(layout):
     rows = values_of((3, 2, 5), torch.float16)
     view = Buffers(CPU).put("q", rows, layout)
     assert torch.equal(view, rows)
-    assert view.stride(0) == (10 if layout == "plain" else 30)
+    assert view.stride() == {"plain": (10, 5, 1), "fused": (30, 5, 1), "head_major": (5, 15, 1)}[layout]
+
+
+def test_a_strided_vector_holds_every_second_element():
+    view = Buffers(CPU).put("slot_mapping", torch.arange(5), "strided")
+    assert view.tolist() == [0, 1, 2, 3, 4] and view.stride() == (2,)
 
 
 def test_a_narrowed_table_has_the_pitch_of_the_wider_one():
