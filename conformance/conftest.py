@@ -166,6 +166,8 @@ def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) ->
     if judge is None or report.when != "call":
         return
     told: dict[str, Any] = {"record": asdict(judge.record), "verdict": "pass", "text": ""}
+    if report.skipped:
+        return  # a part of the function, an optional keyword say, is not offered
     error = call.excinfo.value if call.excinfo is not None else None
     device = device_name(judge.device)
     if isinstance(error, Broken):

@@ -145,10 +145,10 @@ class Judge:
         result = self.implementation.call(function, *args, **kwargs)
         if self._earlier is not None:
             earlier_function, tensor, earlier_bits = self._earlier
-            if tensor is not result and not torch.equal(bits(tensor), earlier_bits):
+            if not torch.equal(bits(tensor), earlier_bits):
                 self.note_beside(unchanged_clause(earlier_function), "an earlier result was overwritten by a later call")
         self._earlier = None
-        if isinstance(result, torch.Tensor) and result.numel() > 0:
+        if isinstance(result, torch.Tensor) and result.numel() > 0 and result.device.type == self.device.type:
             self._earlier = (function, result, bits(result.contiguous()).clone().view(result.shape))
         return result
 

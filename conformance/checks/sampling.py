@@ -66,6 +66,8 @@ class SamplingChecks:
         if not isinstance(tokens, torch.Tensor) or tuple(tokens.shape) != (rows,):
             told = tuple(tokens.shape) if isinstance(tokens, torch.Tensor) else type(tokens).__name__
             raise Broken(("tokens", f"have shape {told}, they must be a tensor of shape ({rows},)"), clause="SAMPLE-7")
+        if tokens.device.type != judge.device.type:
+            raise Broken(("tokens", f"lie on {tokens.device}, the logits on {judge.device}"), clause="SAMPLE-7")
         if tokens.dtype != torch.int64:
             judge.note_beside("SAMPLE-7", f"tokens are {dtype_name(tokens.dtype)}, they must be int64")
         tokens = tokens.cpu().long()

@@ -89,7 +89,7 @@ class Pipeline:
             scale=self.scale,
             block_tables=batch.block_tables,
         )
-        return out.double()
+        return attended(out, q)
 
     def decode(self, states: Sequence[SequenceState], q: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor | None:
         """One decode step: q, key, value (B, heads, D) of each sequence's last token. Returns (B, Hq, D) float64, or None."""
@@ -107,7 +107,15 @@ class Pipeline:
             block_tables=batch.block_tables,
             scale=self.scale,
         )
-        return out.double()
+        return attended(out, q)
+
+
+def attended(out: Any, q: torch.Tensor) -> torch.Tensor:
+    """What an attention function returned, in float64."""
+    if not isinstance(out, torch.Tensor) or out.shape != q.shape or out.device.type != q.device.type:
+        told = f"shape {tuple(out.shape)} on {out.device}" if isinstance(out, torch.Tensor) else f"a {type(out).__name__}"
+        raise Broken(("returned", f"{told}, the contract says a tensor of shape {tuple(q.shape)} on {q.device}"))
+    return out.double()
 
 
 def require_row(

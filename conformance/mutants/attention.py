@@ -290,7 +290,7 @@ def last_sequence_not_computed(self, count):
 
 @mutant("DEC-1", replaces="returned", of=SoundAttention, source="own")
 def zeros(self, out):
-    """Zeros."""
+    """Zeros are returned, whatever is asked."""
     return torch.zeros_like(out)
 
 
