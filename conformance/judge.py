@@ -21,7 +21,7 @@ from conformance.implementation import Implementation
 EFFORTS = {"quick": 0.3, "default": 1.0, "thorough": 8.0}
 # processor seconds after which a test draws no more cases, once it has had a quarter of them: what keeps slow kernels, an interpreter's say,
 # within minutes. Processor time, so that a busy machine judges as many cases as an idle one
-PATIENCE_SECONDS = {"quick": 0.6, "default": 2.5, "thorough": float("inf")}
+PATIENCE_SECONDS = {"quick": 0.35, "default": 2.5, "thorough": float("inf")}
 PATIENCE_ON_A_GPU = 6.0  # times as long: compiling counts, and is done in the process that judges
 SHRINKING_SECONDS = 5.0  # after this long no smaller case is taken up
 Case = TypeVar("Case")
@@ -64,7 +64,7 @@ class Judge:
         self.for_each(explicit, check)
         failing: dict[str, Broken] = {}
         deadline = float("inf")
-        at_least = max(3, self.count(examples) // 4)
+        at_least = max(2, self.count(examples) // 4)
         drawn, patience = 0, time.process_time() + PATIENCE_SECONDS[self.effort] * (PATIENCE_ON_A_GPU if self.is_cuda else 1.0)
 
         @settings(

@@ -12,7 +12,7 @@ from conformance.checks.steps import Pipeline
 from conformance.findings import Refused
 from conformance.judge import Judge
 
-REQUESTS = {"quick": 40, "default": 200, "thorough": 200}
+REQUESTS = {"quick": 24, "default": 200, "thorough": 200}
 
 
 @pytest.mark.clause("STEP-1", function=("store_kvcache", "decode_attention"))
