@@ -183,7 +183,7 @@ def answered(implementation: Implementation, device: torch.device, group: Any, g
         return ("raised", f"{refusal} inside torch.distributed", None, "") if inside else ("refused", str(refusal), None, "")
     except Broken as broken:
         return "raised", "; ".join(text for _, text in broken.finding.facts), None, ""
-    except Exception as error:
+    except Exception as error:  # told to the judging process, which would otherwise wait for this rank
         return "raised", f"{type(error).__name__}: {error}", None, ""
     names = ("hidden", "weight_shard", "cu_seqlens_q")
     changed = [name for name, a, b in zip(names, tensors, before, strict=True) if a is not None and b is not None and not torch.equal(a, b)]
