@@ -13,13 +13,14 @@ from conformance.implementation import Implementation
 from conformance.judge import Judge
 
 CPU = torch.device("cpu")
+HERE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 
 
 class Planted:
-    def __init__(self, case):
+    def __init__(self, case, device=CPU):
         self.case = case
-        self.reads = torch.zeros(len(case.rows), case.num_heads, case.num_slots)  # how often each row and head reads each slot
+        self.reads = torch.zeros(len(case.rows), case.num_heads, case.num_slots, device=device)  # how often each row and head reads each slot
         for row, (sequence, visible) in enumerate(case.rows):
             self.reads[row, :, case.slots[sequence][:visible]] = 1
         self.exchanged = []  # (row, head, slot, slot): K of the first is joined with V of the second, and the other way round
@@ -43,8 +44,8 @@ class Planted:
         return self.attend(q, k, v, scale)
 
 
-def judge_of(target, clause, function="decode_attention", **how):
-    return Judge(Implementation("planted", target, CPU), CLAUSES[clause], function, **how)
+def judge_of(target, clause, function="decode_attention", device=CPU, **how):
+    return Judge(Implementation("planted", target, device), CLAUSES[clause], function, **how)
 
 
 def random_case(seed, *, decode, dtype, longest=150):
