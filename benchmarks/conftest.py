@@ -1,20 +1,21 @@
 """Judge, then time: `pytest benchmarks/ --benchmark-only`, and `--impl mypkg.kernels` to time yours beside the rest.
 
 Two figures a case. pytest-benchmark's is the host's clock around one call and a torch.cuda.synchronize(). On a GPU the device's own is
-beside it: the median of triton.testing.do_bench (CUDA events, the L2 cache flushed before each call), with its share of the roof that the
-same process measured: the bandwidth of a copy, or the rate of a matrix product.
+beside it: CUDA events around replays of a graph, over inputs that do not fit in the L2 cache (benchmarks/timing.py), with its share of the
+roof that the same process measured: the bandwidth of a copy, or the rate of a matrix product.
 """
 
 from __future__ import annotations
 
 import importlib.metadata
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import pytest
 import torch
 
 from benchmarks.contenders import ABSENT, CONTENDERS, ON_GPU, add_contender
+from benchmarks.timing import time_on_device
 from conformance.implementation import CannotLoad
 
 LIBRARIES = ("torch", "triton", "flash-attn", "flash-attn-4")
@@ -28,6 +29,7 @@ class Row(NamedTuple):
     device_us: float
     rate: str
     share: str
+    launched: str
 
 
 ROWS = pytest.StashKey[list[Row]]()
@@ -86,30 +88,33 @@ def roof() -> Roof | None:
     """What this GPU does at best, measured now: a copy of 1 GiB (read and write counted) and a bf16 product of 8192 x 8192 matrices."""
     if not ON_GPU:
         return None
-    from triton.testing import do_bench
-
     source = torch.randn(GIB // 2, dtype=torch.bfloat16, device="cuda")
     target = torch.empty_like(source)
-    copy_ms = do_bench(lambda: target.copy_(source), return_mode="median")
+    copy_us = time_on_device([lambda: target.copy_(source)]).us
     a = source[: 8192 * 8192].reshape(8192, 8192)
-    matmul_ms = do_bench(lambda: a @ a, return_mode="median")
-    return Roof(2 * GIB / copy_ms / 1e6, 2 * 8192**3 / matmul_ms / 1e9)
+    matmul_us = time_on_device([lambda: a @ a]).us
+    return Roof(2 * GIB / copy_us / 1e3, 2 * 8192**3 / matmul_us / 1e6)
 
 
 @pytest.fixture
 def timed(benchmark: Any, roof: Roof | None, request: pytest.FixtureRequest) -> Callable[..., None]:
-    """timed(call, group=..., contender=..., bytes_moved=..., flops=...): time a call that has been judged correct."""
+    """timed(calls, group=..., contender=..., bytes_moved=..., flops=...): time calls that have been judged correct.
 
-    def time_it(call: Callable[[], object], *, group: str, contender: str, bytes_moved: int, flops: int = 0) -> None:
+    calls: the same work on inputs of its own each, as many as benchmarks.timing.sets_needed says.
+    """
+
+    def time_it(calls: Sequence[Callable[[], object]], *, group: str, contender: str, bytes_moved: int, flops: int = 0) -> None:
         benchmark.group = group
         benchmark.extra_info.update(contender=contender, device=device_name(), libraries=library_versions(), bytes_moved=bytes_moved)
         if flops:
             benchmark.extra_info["flops"] = flops
         if roof is not None:
-            row = time_on_device(call, group, contender, bytes_moved, flops, roof)
-            benchmark.extra_info.update(device_us=row.device_us, rate=row.rate, share_of_roof=row.share, roof=roof._asdict())
+            row = row_of(calls, group, contender, bytes_moved, flops, roof)
+            benchmark.extra_info.update(
+                device_us=row.device_us, rate=row.rate, share_of_roof=row.share, launched=row.launched, roof=roof._asdict()
+            )
             request.config.stash[ROWS].append(row)
-        benchmark.pedantic(synchronised(call), rounds=ROUNDS, warmup_rounds=1)
+        benchmark.pedantic(synchronised(calls[0]), rounds=ROUNDS, warmup_rounds=1)
 
     return time_it
 
@@ -125,18 +130,16 @@ def synchronised(call: Callable[[], object]) -> Callable[[], None]:
     return call_and_wait
 
 
-def time_on_device(call: Callable[[], object], group: str, contender: str, bytes_moved: int, flops: int, roof: Roof) -> Row:
-    from triton.testing import do_bench
-
-    device_us = do_bench(call, return_mode="median") * 1e3
+def row_of(calls: Sequence[Callable[[], object]], group: str, contender: str, bytes_moved: int, flops: int, roof: Roof) -> Row:
+    timing = time_on_device(calls)
     seconds_at_copy_rate = bytes_moved / (roof.copy_gb_per_s * 1e9)
     seconds_at_matmul_rate = flops / (roof.matmul_tflop_per_s * 1e12)
     if seconds_at_matmul_rate > seconds_at_copy_rate:
-        rate = f"{flops / device_us / 1e6:,.0f} TFLOP/s"
+        rate = f"{flops / timing.us / 1e6:,.0f} TFLOP/s"
     else:
-        rate = f"{bytes_moved / device_us / 1e3:,.0f} GB/s"
-    share = f"{max(seconds_at_copy_rate, seconds_at_matmul_rate) / (device_us * 1e-6):.0%}"
-    return Row(group, contender, device_us, rate, share)
+        rate = f"{bytes_moved / timing.us / 1e3:,.0f} GB/s"
+    share = f"{max(seconds_at_copy_rate, seconds_at_matmul_rate) / (timing.us * 1e-6):.0%}"
+    return Row(group, contender, timing.us, rate, share, "graph" if timing.graphed else "launched from Python")
 
 
 def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> None:
@@ -149,4 +152,4 @@ def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> Non
         if row.group != group:
             group = row.group
             terminalreporter.write_line(group)
-        terminalreporter.write_line(f"  {row.contender:<28} {row.device_us:>12,.1f} µs {row.rate:>16} {row.share:>6} of the roof")
+        terminalreporter.write_line(f"  {row.contender:<28} {row.device_us:>12,.1f} µs {row.rate:>16} {row.share:>6} of the roof, {row.launched}")

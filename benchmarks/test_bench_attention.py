@@ -10,6 +10,7 @@ import torch
 from benchmarks.cases import AttentionCase, cumulative, on_this_machine, paged_cache, randn, real_attention, seeded, small_attention
 from benchmarks.contenders import DEVICE, Contender, pairs
 from benchmarks.judge import assert_attention_row, assert_output, some_rows, unless_refused
+from benchmarks.timing import sets_needed
 from reference.attention import walk_block_table
 
 SEQUENCES_JUDGED = 3
@@ -44,8 +45,8 @@ def test_prefill_attention(case: AttentionCase, contender: Contender, timed):
         block_tables=block_tables,
     )
 
-    def call() -> torch.Tensor:
-        return contender.functions.prefill_attention(q, k, v, scale=scale, **metadata)
+    def call_on(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> Callable[[], torch.Tensor]:
+        return lambda: contender.functions.prefill_attention(q, k, v, scale=scale, **metadata)
 
     def keys_and_values(sequence: int) -> tuple[torch.Tensor, torch.Tensor]:
         if block_tables is not None:
@@ -53,9 +54,9 @@ def test_prefill_attention(case: AttentionCase, contender: Contender, timed):
         rows = slice(sequence * case.k_len, (sequence + 1) * case.k_len)
         return k[rows], v[rows]
 
-    judge_rows(unless_refused(call), q, keys_and_values, case, scale, contender.name)
+    judge_rows(unless_refused(call_on(q, k, v)), q, keys_and_values, case, scale, contender.name)
     visible_pairs = case.num_sequences * sum(range(case.cached + 1, case.k_len + 1))
-    time_attention(timed, call, case, contender, "prefill_attention", visible_pairs)
+    time_attention(timed, call_on, (q, k, v), case, contender, "prefill_attention", visible_pairs)
 
 
 @pytest.mark.parametrize("case, contender", pairs("decode_attention", DECODE_CASES))
@@ -66,16 +67,17 @@ def test_decode_attention(case: AttentionCase, contender: Contender, timed):
     context_lens = torch.full((case.num_sequences,), case.k_len, dtype=torch.int32, device=DEVICE)
     scale = case.head_dim**-0.5
 
-    def call() -> torch.Tensor:
-        return contender.functions.decode_attention(
+    def call_on(q: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor) -> Callable[[], torch.Tensor]:
+        return lambda: contender.functions.decode_attention(
             q, k_cache, v_cache, context_lens=context_lens, block_tables=block_tables, scale=scale
         )
 
     def keys_and_values(sequence: int) -> tuple[torch.Tensor, torch.Tensor]:
         return walk_block_table(k_cache, v_cache, block_tables[sequence].tolist(), case.k_len)
 
-    judge_rows(unless_refused(call), q, keys_and_values, case, scale, contender.name)
-    time_attention(timed, call, case, contender, "decode_attention", visible_pairs=case.num_sequences * case.k_len)
+    inputs = (q, k_cache, v_cache)
+    judge_rows(unless_refused(call_on(*inputs)), q, keys_and_values, case, scale, contender.name)
+    time_attention(timed, call_on, inputs, case, contender, "decode_attention", visible_pairs=case.num_sequences * case.k_len)
 
 
 def judge_rows(
@@ -99,15 +101,23 @@ def judge_rows(
 
 
 def time_attention(
-    timed: Callable[..., None], call: Callable[[], object], case: AttentionCase, contender: Contender, function: str, visible_pairs: int
+    timed: Callable[..., None],
+    call_on: Callable[..., Callable[[], torch.Tensor]],
+    inputs: tuple[torch.Tensor, ...],
+    case: AttentionCase,
+    contender: Contender,
+    function: str,
+    visible_pairs: int,
 ) -> None:
     tokens_read = case.num_sequences * case.k_len
     queries = case.num_sequences * case.q_len
     elements = 2 * tokens_read * case.kv_heads * case.head_dim + 2 * queries * case.query_heads * case.head_dim
+    bytes_moved = elements * case.dtype.itemsize
+    sets = [inputs, *(tuple(tensor.clone() for tensor in inputs) for _ in range(sets_needed(bytes_moved) - 1))]
     timed(
-        call,
+        [call_on(*each) for each in sets],
         group=f"{function} {case.name}",
         contender=contender.name,
-        bytes_moved=elements * case.dtype.itemsize,
+        bytes_moved=bytes_moved,
         flops=4 * visible_pairs * case.query_heads * case.head_dim,
     )

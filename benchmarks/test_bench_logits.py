@@ -52,7 +52,7 @@ def test_last_token_logits(case: LogitsCase, contender: Contender, timed):
     assert_logits(out, last_rows, weight, contender.name)
     elements = last_rows.numel() + weight.numel() + out.numel()
     timed(
-        call,
+        [call],
         group=f"last_token_logits {case.name}",
         contender=contender.name,
         bytes_moved=elements * case.dtype.itemsize,

@@ -121,9 +121,9 @@ def test_compute_slot_mapping(case: PrepareCase, contender: Contender, timed):
     slot_mapping = unless_refused(call)
     assert_equal(slot_mapping, expected_slots(tables, positions, case.block_size), f"{contender.name}: slot_mapping")
     bytes_moved = sum(tensor.nbytes for tensor in (every_position, cu_seqlens_q, tables, slot_mapping))
-    timed(call, group=f"compute_slot_mapping {case.name}", contender=contender.name, bytes_moved=bytes_moved)
+    timed([call], group=f"compute_slot_mapping {case.name}", contender=contender.name, bytes_moved=bytes_moved)
 
 
 def time_host(timed, call, case: PrepareCase, contender: Contender, function: str, batch) -> None:
     bytes_moved = sum(getattr(batch, field).nbytes for field in ("input_ids", "positions", "slot_mapping"))
-    timed(call, group=f"{function} {case.name}", contender=contender.name, bytes_moved=bytes_moved)
+    timed([call], group=f"{function} {case.name}", contender=contender.name, bytes_moved=bytes_moved)

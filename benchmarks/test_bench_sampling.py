@@ -1,8 +1,8 @@
 """sample: one token a row. Bytes moved: the logits, read once, so that 100 % of the roof is the time to read them at the rate of a copy.
 
-On a GPU the calls of real size are timed as replays of a CUDA graph, as engines run them, with the L2 cache flushed before each. What is
-timed draws its own noise; it is judged with and without. `gpu_impl` takes its seed from torch's generator, which costs a graph one more
-launch, `gpu_impl, seed on device` from a tensor that the kernel itself advances.
+What is timed draws its own noise; it is judged with and without. `gpu_impl` takes its seed from torch's generator, which costs a graph one
+more launch, `gpu_impl, seed on device` from a tensor that the kernel itself advances. `torch, reading once` is the largest logit of each
+row: no token comes from it, it is what reading the logits costs in a kernel of torch's own.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ import gpu_impl.sampling
 from benchmarks.cases import on_this_machine, randn, seeded, short
 from benchmarks.contenders import DEVICE, ON_GPU, Contender, pairs, takes
 from benchmarks.judge import assert_distribution, assert_output, assert_race_won, unless_refused
+from benchmarks.timing import sets_needed
 
 TOKENS_JUDGED = 256
 MOST_EXTRA_MEMORY = 0.01  # of the logits, for gpu_impl
@@ -55,12 +56,14 @@ PAIRS = [*pairs("sample", CASES), *(pytest.param(case, other, id=f"{case.name}-{
 @pytest.mark.parametrize("case, contender", PAIRS)
 def test_sample(case: SampleCase, contender: Contender, timed):
     generator = seeded()
-    logits = 3 * randn((case.num_sequences, case.vocabulary), case.dtype, generator)
+    bytes_moved = case.num_sequences * case.vocabulary * case.dtype.itemsize
+    sets = [3 * randn((case.num_sequences, case.vocabulary), case.dtype, generator) for _ in range(sets_needed(bytes_moved))]
     temperatures = torch.linspace(0.6, 1.2, case.num_sequences, device=DEVICE)
 
-    def call() -> torch.Tensor:
-        return contender.functions.sample(logits, temperatures)
+    def call_on(logits: torch.Tensor) -> Callable[[], torch.Tensor]:
+        return lambda: contender.functions.sample(logits, temperatures)
 
+    logits, call = sets[0], call_on(sets[0])
     torch.manual_seed(0)
     draws = [unless_refused(call) for _ in range(-(-TOKENS_JUDGED // case.num_sequences))]
     assert_output(draws[0], (case.num_sequences,), torch.int64, contender.name)
@@ -69,12 +72,19 @@ def test_sample(case: SampleCase, contender: Contender, timed):
         noise = torch.empty_like(logits, dtype=torch.float32).exponential_(generator=generator)
         tokens = contender.functions.sample(logits, temperatures, noise=noise)
         assert_race_won(tokens, logits, temperatures, noise, contender.name)
-    bytes_moved = logits.numel() * logits.element_size()
-    graphed = ON_GPU and case.real_size
-    if graphed and contender.name.startswith("gpu_impl"):
+    if ON_GPU and case.real_size and contender.name.startswith("gpu_impl"):
         assert extra_memory_bytes(call) < MOST_EXTRA_MEMORY * bytes_moved
-    replay = graph_replay(call) if graphed else call
-    timed(replay, group=f"sample {case.name}{', graph replay' if graphed else ''}", contender=contender.name, bytes_moved=bytes_moved)
+    calls = [call_on(each) for each in sets]
+    timed(calls, group=f"sample {case.name}", contender=contender.name, bytes_moved=bytes_moved)
+
+
+@pytest.mark.skipif(not ON_GPU, reason="a bound for a GPU's figures")
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+def test_reading_the_logits_once(case: SampleCase, timed):
+    bytes_moved = case.num_sequences * case.vocabulary * case.dtype.itemsize
+    sets = [randn((case.num_sequences, case.vocabulary), case.dtype, seeded(i)) for i in range(sets_needed(bytes_moved))]
+    calls = [lambda logits=logits: logits.amax(dim=1) for logits in sets]
+    timed(calls, group=f"sample {case.name}", contender="torch, reading once", bytes_moved=bytes_moved)
 
 
 def extra_memory_bytes(call: Callable[[], torch.Tensor]) -> int:
@@ -82,16 +92,3 @@ def extra_memory_bytes(call: Callable[[], torch.Tensor]) -> int:
     before = torch.cuda.memory_allocated()
     call()
     return torch.cuda.max_memory_allocated() - before
-
-
-def graph_replay(call: Callable[[], torch.Tensor]) -> Callable[[], None]:
-    side = torch.cuda.Stream()
-    side.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(side):
-        for _ in range(3):
-            call()
-    torch.cuda.current_stream().wait_stream(side)
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        call()
-    return graph.replay

@@ -11,7 +11,7 @@ from gpu_impl.launch import require
 UINT64 = 2**64 - 1
 PER_CALL = 4  # what a call takes from the generator's offset, which torch keeps a multiple of 4
 ALIGNED = 32  # counters of a slice are a multiple of this: every slice begins on 128 bytes
-FOR_GRAPHS = 16_384  # counters of a device that captured calls share out
+FOR_GRAPHS = 65_536  # counters of a device that captured calls share out
 
 
 class Seed(NamedTuple):

@@ -71,7 +71,7 @@ def test_one_position_of_many_is_caught_and_named(fault, seed):
     assert f"slot {slot} (" in told[expected] and len(told[expected].splitlines()) == 1, (told, slot)
     assert all(text == "nothing" for label, text in told.items() if label != expected), told
     where = caught.value.finding.facts[0][0]
-    assert where.startswith(f"row {row}") and f"query head {head} (" in where or case.num_heads == 1, where
+    assert where.startswith(f"row {row}") and (f"query head {head} (" in where or case.num_heads == 1), where
 
 
 def test_the_same_cases_pass_without_a_fault():
