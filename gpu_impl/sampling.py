@@ -22,6 +22,7 @@ FLOATS = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
 TILE = 2**16 if INTERPRET else 4096  # tokens of a tile where the noise is given
 PROGRAMS = 16  # a multiprocessor, where there are rows and tokens enough: more even out the last wave, fewer read longer in one go
 WARPS = 4  # of a program; a lane is a thread
+STAGES = 3  # steps whose loads are under way at once
 OVERLAP = False  # begin to read the logits while torch's kernel still draws the seed (programmatic dependent launch)
 # in the interpreter programs are wide and few, and still every seam of the kernel is in use
 STEPS_IN_INTERPRETER, LOGITS_IN_INTERPRETER, SPLITS_IN_INTERPRETER = 6, 2**20, 2
@@ -104,7 +105,7 @@ def race(
         logits, temperatures, tokens if seed.tensor is None else seed.tensor, seed.low, seed.high, entries, counters, tokens,
         tokens if arrivals is None else arrivals, num_rows, vocab_size, splits, *logits.stride(), temperatures.stride(0),
         SEEDS=seed.mode, WAIT=overlap, KEEP_ARRIVALS=arrivals is not None, ROWS=rows, LANES=lanes, WIDTH=width, SPLITS=power_of_two(splits),
-        LANE_TOKENS=lane_tokens, num_warps=warps, **({"launch_pdl": True} if overlap else {}),
+        LANE_TOKENS=lane_tokens, STAGES=STAGES, num_warps=warps, **({"launch_pdl": True} if overlap else {}),
     )  # fmt: skip
 
 

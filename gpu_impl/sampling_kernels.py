@@ -32,20 +32,27 @@ def minus_log_exponential(seed, counter, row, STREAM: tl.constexpr):
 
 @triton.jit
 def load_tokens(base, token, vocab_size, stride_v, row_ok, MASKED: tl.constexpr):
-    """float32 logits without NaN (to -inf, never drawn) and without +inf (to the largest finite number, so that x - max is no NaN)."""
+    """float32 logits as they are."""
     ptr = base + token.to(tl.int64) * stride_v
     if MASKED:
         x = tl.load(ptr, mask=row_ok & (token < vocab_size), other=float("-inf"))
     else:
         x = tl.load(ptr)
+    return x.to(tl.float32)
+
+
+@triton.jit
+def numbers_of(x):
+    """NaN becomes -inf, which is never drawn, and +inf the largest finite number, so that x - max is no NaN."""
     # maximum and minimum give the other operand where one is NaN
-    return tl.minimum(tl.maximum(x.to(tl.float32), float("-inf")), 3.4028234663852886e38)
+    return tl.minimum(tl.maximum(x, float("-inf")), 3.4028234663852886e38)
 
 
 @triton.jit
 def take_step(
-    base, step, lane, largest, mass, rate, vocab_size, stride_v, row_ok, LANES: tl.constexpr, WIDTH: tl.constexpr, MASKED: tl.constexpr
-):
+    base, step, lane, largest, mass, rate, vocab_size, stride_v, row_ok,
+    LANES: tl.constexpr, WIDTH: tl.constexpr, MASKED: tl.constexpr, CLEAN: tl.constexpr,
+):  # fmt: skip
     """largest, mass (lanes,), after one more step: four times WIDTH tokens side by side for each lane. mass: sum of exp((x - largest) / T)."""
     stride: tl.constexpr = LANES * WIDTH
     token = (lane * WIDTH + step * (stride * UNROLL))[:, None] + tl.arange(0, WIDTH)[None, :]
@@ -53,6 +60,8 @@ def take_step(
     x1 = load_tokens(base, token + stride, vocab_size, stride_v, row_ok, MASKED)
     x2 = load_tokens(base, token + 2 * stride, vocab_size, stride_v, row_ok, MASKED)
     x3 = load_tokens(base, token + 3 * stride, vocab_size, stride_v, row_ok, MASKED)
+    if CLEAN:
+        x0, x1, x2, x3 = numbers_of(x0), numbers_of(x1), numbers_of(x2), numbers_of(x3)
     top = tl.maximum(largest, tl.max(tl.maximum(tl.maximum(x0, x1), tl.maximum(x2, x3)), 1))
     finite_top = tl.maximum(top, LOWEST)  # where all are -inf: -inf - -inf would be NaN
     peak, per_nat = finite_top[:, None], rate[:, None]
@@ -60,12 +69,28 @@ def take_step(
     return top, mass * tl.exp2((largest - finite_top) * rate) + tl.sum(weights, 1)
 
 
+@triton.jit
+def masses(
+    base, split, num_splits, lane, rate, vocab_size, stride_v, row_ok,
+    LANES: tl.constexpr, WIDTH: tl.constexpr, STAGES: tl.constexpr, CLEAN: tl.constexpr,
+):  # fmt: skip
+    """largest, mass (lanes,) of every num_splits-th step of the vocabulary; NaN in mass where a NaN or +inf was met, unless CLEAN."""
+    largest = lane * 0.0 + float("-inf")
+    mass = lane * 0.0
+    full_steps = vocab_size // (LANES * WIDTH * UNROLL)
+    for step in tl.range(split, full_steps, num_splits, num_stages=STAGES):
+        largest, mass = take_step(base, step, lane, largest, mass, rate, vocab_size, stride_v, row_ok, LANES, WIDTH, False, CLEAN)
+    if full_steps % num_splits == split:  # whose turn is the last, shorter step
+        largest, mass = take_step(base, full_steps, lane, largest, mass, rate, vocab_size, stride_v, row_ok, LANES, WIDTH, True, CLEAN)
+    return largest, mass
+
+
 @triton.jit(do_not_specialize=["seed_low", "seed_high"])
 def race_kernel(
     logits, temperatures, seeds, seed_low, seed_high, entries, counters, tokens, arrivals,
     num_rows, vocab_size, num_splits, stride_b, stride_v, stride_t,
     SEEDS: tl.constexpr, WAIT: tl.constexpr, KEEP_ARRIVALS: tl.constexpr, ROWS: tl.constexpr, LANES: tl.constexpr, WIDTH: tl.constexpr,
-    SPLITS: tl.constexpr, LANE_TOKENS: tl.constexpr,
+    SPLITS: tl.constexpr, LANE_TOKENS: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
     """tokens (B,) int64; arrivals (B,) float64 where asked for: log(sum of exp(x / T)) + Gumbel, the order of arrival across shards.
 
@@ -81,14 +106,10 @@ def race_kernel(
     temperature = tl.load(temperatures + row.to(tl.int64) * stride_t, mask=row_ok, other=1.0).to(tl.float32)
     rate = tl.minimum(1.4426950408889634 / temperature, 3e38)  # bits per nat; finite, since 0 * inf is NaN
     base = (logits + tl.minimum(row, num_rows - 1).to(tl.int64) * stride_b)[:, None]
-    largest = tl.full([ROWS * LANES], float("-inf"), tl.float32)
-    mass = tl.zeros([ROWS * LANES], tl.float32)
     step_size: tl.constexpr = LANES * WIDTH * UNROLL
-    full_steps = vocab_size // step_size
-    for step in range(split, full_steps, num_splits):
-        largest, mass = take_step(base, step, lane, largest, mass, rate, vocab_size, stride_v, row_ok[:, None], LANES, WIDTH, False)
-    if full_steps % num_splits == split:  # whose turn is the last, shorter step
-        largest, mass = take_step(base, full_steps, lane, largest, mass, rate, vocab_size, stride_v, row_ok[:, None], LANES, WIDTH, True)
+    largest, mass = masses(base, split, num_splits, lane, rate, vocab_size, stride_v, row_ok[:, None], LANES, WIDTH, STAGES, False)
+    if tl.max((mass != mass).to(tl.int32), 0) > 0:  # rare, and slower: so the usual logits pay nothing for it
+        largest, mass = masses(base, split, num_splits, lane, rate, vocab_size, stride_v, row_ok[:, None], LANES, WIDTH, 1, True)
 
     if WAIT:  # the kernel that wrote the seed may still be under way
         tl.extra.cuda.gdc_wait()
@@ -108,7 +129,7 @@ def race_kernel(
     j = tl.arange(0, LANE_TOKENS)
     place = (split + j // (UNROLL * WIDTH) * num_splits) * step_size + j // WIDTH % UNROLL * (LANES * WIDTH) + j % WIDTH
     token = winner.to(tl.int32)[:, None] * WIDTH + place[None, :]
-    x = load_tokens((logits + row.to(tl.int64) * stride_b)[:, None], token, vocab_size, stride_v, row_ok[:, None], True)
+    x = numbers_of(load_tokens((logits + row.to(tl.int64) * stride_b)[:, None], token, vocab_size, stride_v, row_ok[:, None], True))
     distance = below(x, tl.max(x, 1)[:, None]) / temperature[:, None]
     # a finite logit far down at a tiny T is at -inf too, and still comes before a forbidden token
     race = tl.where(x == float("-inf"), float("-inf"), tl.maximum(distance + minus_log_exponential(seed, token, row[:, None], 0), LOWEST))
@@ -154,7 +175,7 @@ def tile_mass_kernel(
     row = (program // num_tiles).to(tl.int64) * ROWS + tl.arange(0, ROWS)
     row_ok = row < num_rows
     token = tile * TILE + tl.arange(0, TILE)
-    x = load_tokens(logits + (row * stride_b)[:, None], token[None, :], vocab_size, stride_v, row_ok[:, None], True)
+    x = numbers_of(load_tokens(logits + (row * stride_b)[:, None], token[None, :], vocab_size, stride_v, row_ok[:, None], True))
     largest = tl.max(x, 1)
     temperature = tl.load(temperatures + row * stride_t, mask=row_ok, other=1.0)
     mass = tl.sum(tl.exp(below(x, largest[:, None]) / temperature[:, None]), 1)
@@ -183,7 +204,7 @@ def given_race_kernel(
     winner = tl.zeros([ROWS], tl.int32)
     for i in range(0, num_tiles):
         token = (i * TILE + lane)[None, :]
-        x = load_tokens(logits + (row * stride_b)[:, None], token, vocab_size, stride_v, row_ok[:, None], True)
+        x = numbers_of(load_tokens(logits + (row * stride_b)[:, None], token, vocab_size, stride_v, row_ok[:, None], True))
         ptr = noise + (row * stride_nb)[:, None] + token.to(tl.int64) * stride_nv
         time = tl.load(ptr, mask=row_ok[:, None] & (token < vocab_size), other=1.0).to(tl.float64)
         log_p = below(x, largest[:, None]).to(tl.float64) / temperature.to(tl.float64)[:, None]
