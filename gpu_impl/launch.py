@@ -44,3 +44,9 @@ def on_device_of(tensor: torch.Tensor) -> AbstractContextManager[object]:
 @cache
 def num_multiprocessors(device: torch.device) -> int:
     return torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 1
+
+
+@cache
+def launches_early(device: torch.device) -> bool:
+    """Whether kernels may be launched before the one ahead of them has ended, and wait for it themselves (programmatic dependent launch)."""
+    return device.type == "cuda" and torch.cuda.get_device_capability(device) >= (9, 0)

@@ -14,16 +14,15 @@ from typing import NamedTuple
 
 import torch
 
-from gpu_impl.launch import INTERPRET, ceil_div, num_multiprocessors, on_device_of, power_of_two, require, require_one_device
+from gpu_impl.launch import INTERPRET, ceil_div, launches_early, num_multiprocessors, on_device_of, power_of_two, require, require_one_device
 from gpu_impl.sampling_kernels import UNROLL, given_race_kernel, race_kernel, tile_mass_kernel
 from gpu_impl.sampling_state import Seed, counters_for, seed_for
 
 FLOATS = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
 TILE = 2**16 if INTERPRET else 4096  # tokens of a tile where the noise is given
-PROGRAMS = 16  # a multiprocessor, where there are rows and tokens enough: more even out the last wave, fewer read longer in one go
-WARPS = 4  # of a program; a lane is a thread
+# (warps of a program, programs a multiprocessor) as swept on an H200: with a row for each multiprocessor, a program reads a whole row
+WHOLE_ROWS, SPLIT_ROWS = (16, 2), (4, 3)
 STAGES = 3  # steps whose loads are under way at once
-OVERLAP = False  # begin to read the logits while torch's kernel still draws the seed (programmatic dependent launch)
 # in the interpreter programs are wide and few, and still every seam of the kernel is in use
 STEPS_IN_INTERPRETER, LOGITS_IN_INTERPRETER, SPLITS_IN_INTERPRETER = 6, 2**20, 2
 
@@ -75,7 +74,9 @@ class Plan(NamedTuple):
 
 
 @cache
-def plan(num_rows: int, vocab_size: int, itemsize: int, device: torch.device, programs: int = PROGRAMS, warps: int = WARPS) -> Plan:
+def plan(num_rows: int, vocab_size: int, itemsize: int, device: torch.device) -> Plan:
+    whole = num_rows >= num_multiprocessors(device) and not INTERPRET
+    warps, programs = WHOLE_ROWS if whole else SPLIT_ROWS
     width = max(1, 16 // itemsize)
     most_lanes = power_of_two(max(2, vocab_size // (width * UNROLL.value * STEPS_IN_INTERPRETER))) if INTERPRET else 32 * warps
     lanes = min(most_lanes, power_of_two(ceil_div(vocab_size, width * UNROLL.value)))
@@ -95,7 +96,7 @@ def race(
     """Fill tokens (B,) int64 and, where given, arrivals (B,) float64: the winner's log of mass + Gumbel, comparable across shards."""
     (num_rows, vocab_size), logits = logits.shape, readable(logits)
     rows, lanes, width, splits, lane_tokens, warps = plan(num_rows, vocab_size, logits.element_size(), logits.device)
-    blocks, overlap = ceil_div(num_rows, rows), OVERLAP and seed.mode == "read"
+    blocks, early = ceil_div(num_rows, rows), launches_early(logits.device)
     entries = counters = tokens  # neither written nor read
     if splits > 1:
         entries = torch.empty((2, num_rows, splits), dtype=torch.float64, device=logits.device)
@@ -104,8 +105,8 @@ def race(
     race_kernel[(blocks * splits,)](
         logits, temperatures, tokens if seed.tensor is None else seed.tensor, seed.low, seed.high, entries, counters, tokens,
         tokens if arrivals is None else arrivals, num_rows, vocab_size, splits, *logits.stride(), temperatures.stride(0),
-        SEEDS=seed.mode, WAIT=overlap, KEEP_ARRIVALS=arrivals is not None, ROWS=rows, LANES=lanes, WIDTH=width, SPLITS=power_of_two(splits),
-        LANE_TOKENS=lane_tokens, STAGES=STAGES, num_warps=warps, **({"launch_pdl": True} if overlap else {}),
+        SEEDS=seed.mode, EARLY=early, KEEP_ARRIVALS=arrivals is not None, ROWS=rows, LANES=lanes, WIDTH=width, SPLITS=power_of_two(splits),
+        LANE_TOKENS=lane_tokens, STAGES=STAGES, num_warps=warps, **({"launch_pdl": True} if early else {}),
     )  # fmt: skip
 
 

@@ -89,7 +89,7 @@ def masses(
 def race_kernel(
     logits, temperatures, seeds, seed_low, seed_high, entries, counters, tokens, arrivals,
     num_rows, vocab_size, num_splits, stride_b, stride_v, stride_t,
-    SEEDS: tl.constexpr, WAIT: tl.constexpr, KEEP_ARRIVALS: tl.constexpr, ROWS: tl.constexpr, LANES: tl.constexpr, WIDTH: tl.constexpr,
+    SEEDS: tl.constexpr, EARLY: tl.constexpr, KEEP_ARRIVALS: tl.constexpr, ROWS: tl.constexpr, LANES: tl.constexpr, WIDTH: tl.constexpr,
     SPLITS: tl.constexpr, LANE_TOKENS: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
     """tokens (B,) int64; arrivals (B,) float64 where asked for: log(sum of exp(x / T)) + Gumbel, the order of arrival across shards.
@@ -98,6 +98,8 @@ def race_kernel(
     winning lane race each other, and the program's winner goes to entries (2, B, splits). The program that is the last of its rows to come
     so far lets the splits' winners race. SEEDS: "given" in two halves, "read" from `seeds`, or "advanced": read, and one more afterwards.
     """
+    if EARLY:  # launched before the kernel that writes the logits has ended
+        tl.extra.cuda.gdc_wait()
     split = tl.program_id(0) % num_splits
     block = tl.program_id(0) // num_splits
     each = tl.arange(0, ROWS * LANES)
@@ -111,8 +113,8 @@ def race_kernel(
     if tl.max((mass != mass).to(tl.int32), 0) > 0:  # rare, and slower: so the usual logits pay nothing for it
         largest, mass = masses(base, split, num_splits, lane, rate, vocab_size, stride_v, row_ok[:, None], LANES, WIDTH, 1, True)
 
-    if WAIT:  # the kernel that wrote the seed may still be under way
-        tl.extra.cuda.gdc_wait()
+    if EARLY:  # all is read: the next kernel of the stream may take its place, and wait there
+        tl.extra.cuda.gdc_launch_dependents()
     if SEEDS == "given":
         seed = (seed_high.to(tl.int64) << 32) | (seed_low.to(tl.int64) & 0xFFFFFFFF)
     else:
