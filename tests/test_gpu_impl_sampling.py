@@ -131,3 +131,22 @@ def test_extra_memory_is_under_a_hundredth_of_the_logits(num_rows):
     before = torch.cuda.memory_allocated()
     sample(logits, temperatures)
     assert torch.cuda.max_memory_allocated() - before < 0.01 * logits.numel() * logits.element_size()
+
+
+@needs_gpu
+@pytest.mark.parametrize("nats", [14.0, 16.0, 18.0, 20.0])
+def test_a_tail_keeps_99_percent_of_its_mass(nats):
+    """262,144 equal tokens under one, as SAMPLE-8 has them, in so many draws that one per cent shows; the share is printed with -s."""
+    tail, draws = 262_144, 2**25
+    logits = torch.full((1, tail + 1), -nats, device=DEVICE)
+    logits[0, tail // 3] = 0.0
+    rows = 2**18
+    logits, temperatures = logits.expand(rows, -1), torch.ones(rows, device=DEVICE)
+    torch.manual_seed(int(nats))
+    drawn = sum(int((sample(logits, temperatures) != tail // 3).sum()) for _ in range(draws // rows))
+    mass = tail * math.exp(-nats)
+    expected = draws * mass / (1 + mass)
+    share, error = drawn / expected, 1 / math.sqrt(expected)
+    print(f"\ntail at {nats:g} nats: keeps {100 * share:.2f} % +- {100 * error:.2f} % (one standard error), {drawn} of {draws} draws")
+    assert 0.99 - 4 * error < share < 1.0 + 4 * error
+    assert share > 0.99 - error

@@ -77,7 +77,7 @@ def statistics_of(sampler):
     for checks in (law_checks, independence, tails):
         checks.takes_seed = False
     laws = [law for law in suite.laws(law_checks.judge) if law.vocab_size != 1000 or law.shape == "peaked"]
-    named = {f"law {law.shape}, V {law.vocab_size}": lambda law=law: law_checks.law(law) for law in laws}
+    named = {f"law {law.shape}, V {law.vocab_size}{', by rank' if law.by_rank else ''}": lambda law=law: law_checks.law(law) for law in laws}
     temperatures = RowTemperatures(200)
     rows = {count: temperatures.rows(count) for times in (1, 4) for count in temperatures.batches(times)}
     frozen = type("Frozen", (RowTemperatures,), {"rows": lambda self, count: rows[count], "law": temperatures.law})(200)
@@ -196,7 +196,7 @@ def test_the_power_on_named_faults():
 def test_a_statistic_with_its_sign_flipped_is_caught(monkeypatch):
     """Negative control: 1 - p is as uniform on a perfect sampler, and only the power tells."""
     pearson = distribution.pearson
-    monkeypatch.setattr(sampling_checks, "pearson", lambda counts, probabilities: 1 - pearson(counts, probabilities))
+    monkeypatch.setattr(sampling_checks, "pearson", lambda counts, probabilities, by_rank=False: 1 - pearson(counts, probabilities))
     assert power("ids off by one", 10) < STATED_POWER and power("T x 1.05", 10) < STATED_POWER
 
 

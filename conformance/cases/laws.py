@@ -28,6 +28,7 @@ class Law:
     offset: float = 0.0  # added to every logit: it changes no probability, and what is rounded does not survive it
     grid: float = 0.0  # logits are multiples of it, so that every dtype holds the same values; 0: any
     largest_call: int = 2**31  # logits that one call may hold
+    by_rank: bool = False  # rare tokens are pooled with others as rare, so that a cut tail shows, not with neighbours, so that a tile does
 
     @cached_property
     def logits(self) -> torch.Tensor:

@@ -13,6 +13,7 @@ from conformance.cases.attention import short
 from conformance.cases.laws import dtype_name
 
 NOISES = ("exponential", "one zero", "one -0.0", "two zeros", "one denormal", "tiny", "huge", "some inf", "large everywhere", "all equal")
+LAYOUTS = ("plain", "fused", "transposed")
 VOCAB_SIZES = (2, 17, 1, 16, 33, 64, 100, 127, 128, 129, 257, 1000)
 
 
@@ -27,7 +28,8 @@ class RaceCase:
     spread: float = 2.0  # standard deviation of logits / T
     offset: float = 0.0
     ties: bool = False  # logits and noise of few values, so that the best ratio is often shared
-    layout: str = "plain"  # plain, fused (rows are slices of wider rows) or transposed
+    layout: str = "plain"  # of the logits: plain, fused (rows are slices of wider rows) or transposed
+    noise_layout: str = "plain"
     dtype: torch.dtype = torch.float32
     temperatures: tuple[float, ...] = ()  # of the rows in turn, in place of the one temperature
     seed: int = 0
@@ -83,7 +85,8 @@ class RaceCase:
         return f"{implementation}.sample   {dtype_name(self.dtype)} · B {self.num_rows} · V {self.vocab_size} · T {temperature} · {device}"
 
     def literals(self) -> list[tuple[str, str]]:
-        told = [("noise", f"given: {self.noise}" + (", few values" if self.ties else "")), ("layout", self.layout)]
+        few = ", few values" if self.ties else ""
+        told = [("noise", f"given: {self.noise}{few}"), ("layout", f"{self.layout} logits, {self.noise_layout} noise")]
         if self.temperatures:
             told.insert(0, ("temperatures", short(str(list(self.temperatures)))))
         return told
@@ -100,11 +103,12 @@ def races(draw: st.DrawFn, dtype: torch.dtype) -> RaceCase:
         num_rows=draw(st.sampled_from([1, 2, 3, 8, 0] if vocab_size > 200 else [1, 2, 5, 33, 0]), label="rows"),
         vocab_size=vocab_size,
         noise=draw(st.sampled_from(NOISES), label="noise"),
-        temperature=draw(st.sampled_from([1.0, 0.5, 0.05, 0.7, 10.0]), label="temperature"),
+        temperature=draw(st.sampled_from([1.0, 0.5, 0.05, 0.7, 10.0, 100.0]), label="temperature"),
         spread=draw(st.sampled_from([2.0, 0.0, 8.0]), label="spread"),
         offset=draw(st.sampled_from([0.0, -20.0, 30.0]), label="offset"),
         ties=draw(st.booleans(), label="ties"),
-        layout=draw(st.sampled_from(["plain", "fused", "transposed"]), label="layout"),
+        layout=draw(st.sampled_from(LAYOUTS), label="layout"),
+        noise_layout=draw(st.sampled_from(LAYOUTS), label="noise_layout"),
         dtype=dtype,
         seed=draw(st.integers(0, 999), label="seed"),
     )
@@ -118,5 +122,7 @@ def notable_races(dtype: torch.dtype) -> list[RaceCase]:
         RaceCase(0, 33, dtype=dtype),
         RaceCase(1, 1, dtype=dtype),
         RaceCase(64, 33, ties=True, dtype=dtype),
+        RaceCase(64, 33, layout="fused", dtype=dtype),
+        RaceCase(64, 33, noise_layout="fused", dtype=dtype),
         RaceCase(2, 65_539, dtype=dtype, spread=0.0),
     ]

@@ -31,28 +31,29 @@ def of_several(p_values: np.ndarray) -> float:
     return float(-np.expm1(len(p_values) * np.log1p(-min(p_values.min(), 1 - 1e-16))))
 
 
-def pearson(counts: np.ndarray, probabilities: np.ndarray) -> float:
-    """p-value of Pearson's chi-squared. Tokens that are expected less than MIN_EXPECTED times are pooled with their neighbours."""
+def pearson(counts: np.ndarray, probabilities: np.ndarray, by_rank: bool = False) -> float:
+    """p-value of Pearson's chi-squared. Tokens that are expected less than MIN_EXPECTED times are pooled with their neighbours, in id or in rank."""
     total = counts.sum()
     expected = probabilities * total
     order = np.argsort(expected, kind="stable")
     impossible = order[np.cumsum(expected[order]) < IMPOSSIBLE]
     if counts[impossible].sum() > 0:
         return 0.0
-    cell = cells(expected)
+    cell = cells(expected, by_rank)
     pooled_expected, pooled = np.bincount(cell, expected), np.bincount(cell, counts)
     if len(pooled) < 2:
         return 1.0
     return float(stats.chi2.sf(((pooled - pooled_expected) ** 2 / pooled_expected).sum(), len(pooled) - 1))
 
 
-def cells(expected: np.ndarray) -> np.ndarray:
-    """The cell of each token: its own if it is full enough, else one that it shares with the next such tokens in the order of ids."""
+def cells(expected: np.ndarray, by_rank: bool = False) -> np.ndarray:
+    """The cell of each token: its own if it is full enough, else one that it shares with the next such tokens, by id or the likeliest first."""
     cell = np.empty(len(expected), dtype=np.int64)
     full = expected >= MIN_EXPECTED
     cell[full] = np.arange(full.sum())
     number, open_cell, mass = int(full.sum()), [], 0.0
-    for token in np.flatnonzero(~full):
+    rare = np.flatnonzero(~full)
+    for token in rare[np.argsort(-expected[rare], kind="stable")] if by_rank else rare:
         open_cell.append(token)
         mass += expected[token]
         if mass >= MIN_EXPECTED:

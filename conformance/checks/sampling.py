@@ -46,7 +46,7 @@ class SamplingChecks:
 
     def draw(
         self, logits: torch.Tensor, temperatures: torch.Tensor | float, *, noise: torch.Tensor | None = None, seed: int | None = None,
-        layout: str = "plain", temperature_layout: str = "plain",
+        layout: str = "plain", temperature_layout: str = "plain", noise_layout: str = "",
     ) -> torch.Tensor:  # fmt: skip
         """(B,) int64 on the CPU: what the implementation draws, from guarded copies of the tensors."""
         judge = self.judge
@@ -56,7 +56,7 @@ class SamplingChecks:
         handed = put(buffers, "logits", logits, layout), buffers.put("temperatures", temperatures, temperature_layout)
         keywords: dict[str, Any] = {} if seed is None else {"seed": seed}
         if noise is not None:
-            keywords["noise"] = put(buffers, "noise", noise, layout)
+            keywords["noise"] = put(buffers, "noise", noise, noise_layout or layout)
         buffers.freeze()
         tokens = judge.call("sample", *handed, **keywords)
         changed = buffers.changed()
@@ -88,11 +88,11 @@ class SamplingChecks:
             for rows in law.batches(times):
                 tokens = self.draw(row.expand(rows, -1), law.temperature)
                 counts[:] += np.bincount(tokens.numpy(), minlength=law.vocab_size)
-            return pearson(counts, law.probabilities.numpy())
+            return pearson(counts, law.probabilities.numpy(), law.by_rank)
 
         if self.rejected(p_value):
             told = looks_like(counts, law.logits.double().numpy(), law.temperature)
-            p = pearson(counts, law.probabilities.numpy())
+            p = pearson(counts, law.probabilities.numpy(), law.by_rank)
             raise Broken(
                 ("tokens", f"are not distributed as softmax(logits / T): {told}"),
                 ("chi-squared", f"p = {p:.1e} on {counts.sum():.0f} fresh draws, after a rejection"),

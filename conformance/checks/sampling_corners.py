@@ -17,7 +17,7 @@ from conformance.findings import Broken
 class CornerChecks(SamplingChecks):
     def race(self, case: RaceCase) -> None:
         """The winner of a race with given noise is a token that may win it."""
-        tokens = self.draw(case.logits, case.row_temperatures, noise=case.noises, layout=case.layout)
+        tokens = self.draw(case.logits, case.row_temperatures, noise=case.noises, layout=case.layout, noise_layout=case.noise_layout)
         self.require_winners(tokens, case.logits, case.row_temperatures, case.noises)
 
     def require_winners(

@@ -38,6 +38,14 @@ def temperature_is_an_integer(self, logits, temperatures):
     return sound.scaled(logits, temperatures.long().clamp_min(1))
 
 
+@mutant("SAMPLE-1", replaces="scaled", of=SoundSampling, source="own")
+def only_the_512_likeliest_tokens(self, logits, temperatures):
+    """A buffer of candidates holds 512 tokens; the others are never drawn."""
+    scaled = sound.scaled(logits, temperatures)
+    least = scaled.topk(min(512, scaled.shape[1]), dim=1).values[:, -1:]
+    return torch.where(scaled < least, -math.inf, scaled)
+
+
 @mutant("SAMPLE-2", replaces="scaled", of=SoundSampling, source="own", alone=True)
 def temperature_of_the_next_row(self, logits, temperatures):
     """Each row is divided by the temperature of the next one."""
@@ -137,6 +145,13 @@ def gumbel_of_a_uniform_that_reaches_one(self, p, noise):
     return torch.where(p == 0, -math.inf, torch.log(p) + gumbel)
 
 
+@mutant("SAMPLE-4", replaces="race", of=SoundSampling, source="own", alone=True)
+def noise_read_without_its_stride(self, p, noise):
+    """Noise that is a slice of wider rows is read as if its rows lay end to end."""
+    read = noise.as_strided(noise.shape, (noise.shape[1], 1))
+    return sound.race(p, torch.where(read.isfinite(), read, 1.0).abs())
+
+
 @mutant("SAMPLE-4", replaces="race", of=SoundSampling, source="pytorch #192577", alone=True)
 def negative_zero_comes_last(self, p, noise):
     """p / -0.0 is -inf."""
@@ -192,6 +207,13 @@ def tokens_after_the_last_full_tile_are_left_out(self, arrivals):
 
 
 # --- the noise: noise_for, generator ------------------------------------------------------------------------------------------------------
+
+
+@mutant("SAMPLE-7", replaces="pick", of=SoundSampling, source="own")
+def a_row_with_one_finite_logit_gives_the_first_id(self, arrivals):
+    """The mass of a row is taken without its largest logit, and where that is all there is, the row counts as empty."""
+    alone = (arrivals > -math.inf).sum(dim=1) == 1
+    return torch.where(alone, 0, sound.pick(arrivals))
 
 
 @mutant("SAMPLE-1", replaces="noise_for", of=SoundSampling, source="own")
@@ -278,6 +300,12 @@ def the_seed_goes_to_the_default_generator(self, device, seed):
     """A call with a seed reseeds the generator of all calls without one, which then repeat."""
     if seed is not None:
         torch.manual_seed(seed)
+
+
+@mutant("SAMPLE-6", replaces="generator", of=SoundSampling, source="own", alone=True)
+def the_seed_is_cut_to_16_bits(self, device, seed):
+    """A seed is handed to the kernel in 16 bits."""
+    return None if seed is None else torch.Generator(device).manual_seed(seed % 2**16)
 
 
 @mutant("SAMPLE-6", replaces="generator", of=SoundSampling, source="TensorRT-LLM #1742", alone=True)
