@@ -21,7 +21,7 @@ endif
 JUDGE := $(if $(IMPL),--impl "$(IMPL)") $(if $(DEVICE),--device "$(DEVICE)") $(if $(EFFORT),--effort "$(EFFORT)") \
          $(if $(SEED),--seed "$(SEED)") $(if $(K),-k "$(K)")
 
-.PHONY: help setup conformance test bench lint mutants clean distclean
+.PHONY: help setup conformance test bench lint mutants ranks clean distclean
 .DEFAULT_GOAL := help
 
 help:  ## this list
@@ -53,6 +53,9 @@ lint: $(READY)  ## ruff and mypy
 
 mutants: $(READY)  ## every planted fault, and which clause caught it
 	@$(RUN) -m conformance.mutants $(ARGS)
+
+ranks: $(READY)  ## what several ranks hold together, over NCCL where each of RANKS (2) has a GPU, else over gloo; ARGS="--parallel-sample ..."
+	@$(RUN) -m conformance.ranks_main --ranks $(or $(RANKS),2) --impl $(or $(IMPL),gpu_impl) $(or $(ARGS),$(if $(IMPL),,--parallel-sample gpu_impl.sharded:parallel_sample))
 
 clean:  ## remove caches and reports
 	@rm -rf .pytest_cache .ruff_cache .mypy_cache .hypothesis .benchmarks .whichslot build dist *.egg-info

@@ -113,12 +113,15 @@ def decode_attention(
     context_lens: torch.Tensor,
     block_tables: torch.Tensor,
     scale: float,
+    num_splits: int | None = None,
 ) -> torch.Tensor:
     """(B, Hq, D): one query per sequence over the first context_lens[i] positions of its table (clauses DEC-1...9).
 
     q: (B, Hq, D); k_cache, v_cache: (N, S, Hk, D); context_lens: (B,); block_tables: (B, M), spare columns and blocks are never read. Any
-    strides. A row of context 0 is 0. The launch depends on shapes alone, so that a CUDA graph may replay it with other lengths. Raises
-    ValueError for shapes, dtypes and devices that do not fit, NotImplementedError for a dtype or head dimension outside CAPABILITIES.
+    strides. A row of context 0 is 0. The launch depends on shapes alone, so that a CUDA graph may replay it with other lengths. num_splits:
+    into how many parts a row's keys are cut; None leaves it to the shapes, a number of its own (at least 1) makes a row's bits the same in
+    every batch, and a head's the same beside any others. Raises ValueError for shapes, dtypes and devices that do not fit,
+    NotImplementedError for a dtype or head dimension outside CAPABILITIES.
     """
     require(q.dim() == 3, f"q has shape {tuple(q.shape)}, it must be (B, Hq, D)")
     require(k_cache.dim() == 4, f"k_cache has shape {tuple(k_cache.shape)}, it must be (N, S, Hk, D)")
@@ -135,7 +138,9 @@ def decode_attention(
     group_size = num_heads // num_kv_heads
     tile = decode_tile(group_size, longest, head_dim, q.dtype)
     num_groups = num_seqs * num_kv_heads * ceil_div(group_size, tile.block_m)
-    num_splits = decode_splits(num_groups, ceil_div(longest, tile.block_n), q.device)
+    require(num_splits is None or num_splits > 0, f"num_splits is {num_splits}, it must be at least 1")
+    if num_splits is None:
+        num_splits = decode_splits(num_groups, ceil_div(longest, tile.block_n), q.device)
     block_d = max(16, power_of_two(head_dim))
     if num_splits > 1:
         partial = torch.empty((num_seqs, num_heads, num_splits, head_dim), dtype=torch.float32, device=q.device)

@@ -45,12 +45,15 @@ class AttentionCall:
     result: torch.Tensor  # as returned
 
 
-def attend(judge: Judge, case: AttentionCase, numbers: Numbers) -> AttentionCall:
-    """Call the implementation on guarded buffers; shape, dtype, device, inputs and red zones are judged here, on every case."""
+def attend(judge: Judge, case: AttentionCase, numbers: Numbers, **options: Any) -> AttentionCall:
+    """Call the implementation on guarded buffers; shape, dtype, device, inputs and red zones are judged here, on every case.
+
+    options: keywords beyond the contract's, for an implementation that takes them.
+    """
     buffers = Buffers(judge.device)
     q = buffers.put("q", numbers.q.to(case.dtype), case.row_layout)
     keys, values = numbers.keys.to(case.dtype), numbers.values.to(case.dtype)
-    kwargs: dict[str, Any] = {"scale": case.scale}
+    kwargs: dict[str, Any] = {"scale": case.scale, **options}
     if case.paged:
         in_blocks = (case.num_blocks, case.block_size, case.num_kv_heads, case.head_dim)
         k, v = buffers.put_caches(keys.reshape(in_blocks), values.reshape(in_blocks), case.cache_layout)

@@ -120,11 +120,17 @@ class ShardedChecks:
             self.findings.append("no rows must give no tokens")
 
 
-def judge_sharded(parallel_sample: ParallelSample, device: torch.device, *, draws: int = 4_000, group: Any = None) -> list[str]:
-    """One sentence for each thing that is wrong; every rank of the group calls this, and gets the same."""
+def judge_sharded(
+    parallel_sample: ParallelSample, device: torch.device, *,
+    draws: int = 4_000, group: Any = None, tell: Callable[[str], None] = lambda what: None,
+) -> list[str]:  # fmt: skip
+    """One sentence for each thing that is wrong; every rank of the group calls this, and gets the same. `tell` hears what is begun."""
     checks = ShardedChecks(parallel_sample, device, group)
     torch.manual_seed(3)
+    tell("sharded sampling with given noise")
     checks.given_noise()
+    tell("the distribution of sharded sampling")
     checks.distribution(draws)
+    tell("seeds and corners of sharded sampling")
     checks.seeds_and_corners()
     return list(dict.fromkeys(checks.findings))
