@@ -194,6 +194,9 @@ def claims_of(facts: list[tuple[str, str]]) -> list[tuple[str, Any, str]]:
     """What a report says of the result's elements, fields, shapes and dtypes: the facts `NAME[i]  is X, it must be Y` and their like."""
     claims: list[tuple[str, Any, str]] = []
     for label, text in facts:
+        if label == "returned":
+            claims += claims_of_result(text)
+            continue
         name, _, index = label.partition("[")
         if not name.isidentifier():
             continue
@@ -208,3 +211,14 @@ def claims_of(facts: list[tuple[str, str]]) -> list[tuple[str, Any, str]]:
         elif re.match(r"is (a tensor although|not None)", text):
             claims.append((name, "type", "NoneType"))
     return claims
+
+
+def claims_of_result(text: str) -> list[tuple[str, Any, str]]:
+    """The same of the fact `returned`: a wrong type, shape or dtype of the whole result."""
+    if told := re.match(r"an? \w+, the contract says (a tensor|None)", text):
+        return [("result", "type", {"a tensor": "Tensor", "None": "NoneType"}[told.group(1)])]
+    if told := re.match(r"shape \(.*?\).*?, the contract says (?:a tensor of shape )?(\(.*?\))", text):
+        return [("result", "shape", told.group(1))]
+    if told := re.match(r"dtype \S+, q has (torch\.\w+)", text):
+        return [("result", "dtype", told.group(1))]
+    return []

@@ -224,21 +224,17 @@ class BatchChecks:
         """The chunks of a split prefill, laid end to end, are the slots of one pass; the split falls where the case's cached counts say."""
         for i, state in enumerate(case.states()):
             end = state.num_cached_tokens + state.num_scheduled_tokens
-            want = [slot([state], case.block_size, 0, position) for position in range(end)]
-            got: list[int] = []
             for start, stop in ((0, state.num_cached_tokens), (state.num_cached_tokens, end)):
-                if stop > start:
-                    chunk = SequenceState(state.token_ids, start, stop - start, state.block_table)
-                    got += require_tensor(
-                        field_of(self.prefill([chunk], case.block_size), "slot_mapping"), "slot_mapping", torch.int32, self.device
-                    ).tolist()
-            if got != want:
-                first = next((t for t, (a, b) in enumerate(zip(got, want, strict=False)) if a != b), min(len(got), len(want)))
-                raise Broken(
-                    ("split at", f"{state.num_cached_tokens} of {end} tokens"),
-                    (f"slot_mapping[{first}]", f"of the chunks laid end to end is {got[first : first + 1]}, of one pass {want[first : first + 1]}"),
-                    ("at", describe_row(case.states(), case.block_size, i, min(first, end - 1))),
-                )
+                if stop == start:
+                    continue
+                chunk = [SequenceState(state.token_ids, start, stop - start, state.block_table)]
+                got = field_of(self.prefill(chunk, case.block_size), "slot_mapping")
+                try:
+                    self.require_slots(got, chunk, case.block_size, rows_of(chunk))
+                except Broken as broken:
+                    split = f"sequence {i} after {state.num_cached_tokens} of {end} tokens; this is the chunk [{start}, {stop})"
+                    broken.finding.facts.insert(0, ("split", split))
+                    raise
 
     def decode_equals_prefill(self, case: SequencesCase) -> None:
         """A decode step's slot is the slot that a prefill gives to the same position."""
@@ -248,8 +244,11 @@ class BatchChecks:
         states = case.states()
         whole = [SequenceState(state.token_ids, 0, len(state.token_ids), state.block_table) for state in states]
         slots = require_tensor(field_of(self.prefill(whole, case.block_size), "slot_mapping"), "slot_mapping", torch.int32, self.device)
-        decoded = field_of(self.decode(states, case.block_size), "slot_mapping").tolist()
         ends = prefix_sums([len(state.token_ids) for state in states])[1:]
-        prefilled = [slots.tolist()[end - 1] for end in ends]
-        if decoded != prefilled:
-            raise Broken(("slot_mapping", f"of the decode step is {decoded}, the prefill's last slots are {prefilled}"))
+        if tuple(slots.shape) != (ends[-1],):
+            raise Broken(("slot_mapping", f"has shape {tuple(slots.shape)}, it must be ({ends[-1]},)"))
+        for i, end in enumerate(ends):
+            want = slot(states, case.block_size, i, len(states[i].token_ids) - 1)
+            if int(slots[end - 1]) != want:
+                what = f"the decode step of sequence {i} writes its last token there"
+                raise Broken((f"slot_mapping[{end - 1}]", f"is {int(slots[end - 1])}, it must be {want}  ({what})"))

@@ -528,4 +528,19 @@ def tile_of_128_queries_ends_early(self, queries, n, device):
     return torch.where(torch.arange(queries, device=device) == 127, limits - 1, limits)
 
 
+# --- other paths for other batches ------------------------------------------------------------------------------------------------------
+
+
+@mutant("DEC-5", replaces="scores", of=SoundAttention, source="own")
+def lone_sequence_without_scale(self, q, keys, scale):
+    """A decode step of one sequence goes through a path of its own, which forgets the scale."""
+    return SOUND.scores(q, keys, 1.0 if self.decoding and len(self.tables) == 1 else scale)
+
+
+@mutant("DEC-5", replaces="scores", of=SoundAttention, source="own")
+def batch_without_scale(self, q, keys, scale):
+    """A batch of several sequences goes through a path of its own, which forgets the scale."""
+    return SOUND.scores(q, keys, 1.0 if self.tables is not None and len(self.tables) > 1 else scale)
+
+
 SOUND = SoundAttention()
