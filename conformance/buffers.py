@@ -46,7 +46,7 @@ class Buffers:
         """A guarded copy of `values`.
 
         layout "fused": rows are slices of a wider row, as q, k and v of a fused QKV product are; "head_major": (T, heads, D) as a view of
-        (heads, T, D); "strided": every second element of a vector.
+        (heads, T, D); "strided": every second element of a vector, "transposed": a matrix whose columns lie together.
         """
         if layout == "head_major" and values.dim() == 3:  # rows of a head lie together
             wide = self._storage(values.numel(), values.dtype)
@@ -54,6 +54,9 @@ class Buffers:
         elif layout == "strided":  # every second element of a wider vector
             wide = self._storage(2 * values.numel(), values.dtype)
             view = self._inner(wide)[::2].view(values.shape)
+        elif layout == "transposed":
+            wide = self._storage(values.numel(), values.dtype)
+            view = self._inner(wide).view(values.shape[1], values.shape[0]).T
         elif layout == "fused":
             rows, width = values.shape[0], values[0].numel() if len(values) else 1
             wide = self._storage(rows * 3 * width, values.dtype)

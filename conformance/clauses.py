@@ -65,6 +65,8 @@ CLAUSES: dict[str, Clause] = {
         Clause("LOGIT-1", "a prefill's logits are those of each sequence's last row, for ragged lengths and for T = B", ("last_token_logits",)),
         Clause("LOGIT-2", "a decode step's logits are those of all rows", ("last_token_logits",)),
         Clause("LOGIT-3", "every row is its own: hidden row i alone decides logits row i", ("last_token_logits",)),
+        Clause("LOGIT-6", "logits lie within the rounding of sums in float32, for every hidden size, vocabulary and layout of the weight",
+               ("last_token_logits",)),
         Clause("LOGIT-4", "shards lie in rank order, whole on the group's first rank and None elsewhere", ("parallel_logits",)),
         Clause("LOGIT-5", "a vocabulary that the ranks do not divide is refused, or padded and masked", ("parallel_logits",), may_refuse=True),
         Clause("SAMPLE-1", "tokens are distributed as softmax(logits / T)", SAMPLE),

@@ -7,7 +7,9 @@ import pytest
 import torch
 
 from conformance.cases.logits import RAGGED, LogitsCase, decodes, parallel_cases, poisoned, prefills, uneven_cases
+from conformance.cases.logits_values import corners, values_cases
 from conformance.checks.logits import last_rows, own_rows, parallel
+from conformance.checks.logits_values import check_values
 from conformance.checks.ranks import Ranks
 from conformance.judge import Judge
 
@@ -28,6 +30,12 @@ def test_logits_of_a_decode_step(judge: Judge) -> None:
 @pytest.mark.clause("LOGIT-3", function="last_token_logits")
 def test_logits_rows_are_their_own(judge: Judge) -> None:
     judge.for_all(poisoned(judge.capabilities), functools.partial(own_rows, judge), examples=30)
+
+
+@pytest.mark.clause("LOGIT-6", function="last_token_logits")
+def test_logits_values(judge: Judge) -> None:
+    cases = values_cases(judge.capabilities)
+    judge.for_all(cases, functools.partial(check_values, judge), examples=40, explicit=corners(judge.capabilities))
 
 
 def with_ranks(judge: Judge, cases: Callable[[int, torch.dtype], list[LogitsCase]]) -> None:

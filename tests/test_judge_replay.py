@@ -14,6 +14,7 @@ from planted import judge_of
 from conformance.cases.attention import Limits, attention_cases
 from conformance.cases.growing import growing
 from conformance.cases.logits import poisoned
+from conformance.cases.logits_values import values_cases
 from conformance.cases.sequences import decodes, prefills
 from conformance.cases.stores import SKIPS, STRIDED_LAYOUTS, stores
 from conformance.checks.batches import BatchChecks
@@ -21,6 +22,7 @@ from conformance.checks.empties import check_empties
 from conformance.checks.growing import check_growing
 from conformance.checks.influence import check_chunks, check_neighbours, check_surroundings
 from conformance.checks.logits import own_rows
+from conformance.checks.logits_values import check_values as check_logits_values
 from conformance.checks.read_sets import check_pairing, check_read_set
 from conformance.checks.store import check_store
 from conformance.checks.values import check_values
@@ -76,6 +78,8 @@ JUDGED = [  # mutant, clause, function, (cases, check) of a judge
     ("slots_start_at_zero", "SLOT-2", "prepare_prefill", lambda judge: batch(judge, "chunks")),
     ("rows_picked_by_a_product_with_zeros", "LOGIT-3", "last_token_logits",
      lambda judge: (poisoned(judge.capabilities), functools.partial(own_rows, judge))),
+    ("logits_summed_in_bfloat16", "LOGIT-6", "last_token_logits",
+     lambda judge: (values_cases(judge.capabilities), functools.partial(check_logits_values, judge))),
     ("lone_sequence_without_scale", "DEC-5", "decode_attention", lambda judge: attention(judge, check_neighbours, min_sequences=2)),
     ("batch_without_scale", "DEC-5", "decode_attention", lambda judge: attention(judge, check_neighbours, min_sequences=2)),
     ("batch_without_scale", "PRE-3", "prefill_attention", lambda judge: attention(judge, check_surroundings, paged=True, min_sequences=2)),
