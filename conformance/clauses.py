@@ -50,7 +50,7 @@ CLAUSES: dict[str, Clause] = {
             for number, sentence in (
                 (1, "{row} attends to exactly its visible positions, each once, K and V of the same slot"),
                 (2, "{row}'s values lie within the error budget of the float64 oracle"),
-                (3, "block order, unused table cells, spare columns, foreign blocks and pool size have no influence on {row}"),
+                (3, "block order, unused table cells, spare columns, metadata strides, foreign blocks and pool size have no influence on {row}"),
                 (5, "{row} depends on its own sequence alone: not on neighbours, batch order or batch size"),
                 (6, "query head h of {row} uses kv head h // G, for every group size G"),
                 (7, "scale is used as given, and extreme scores of {row} change nothing"),

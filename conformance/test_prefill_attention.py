@@ -8,10 +8,11 @@ import torch
 from hypothesis import strategies as st
 
 from conformance.cases.attention import WIDE_GROUP_SIZES, AttentionCase, Limits, attention_cases, long_contexts, many_queries
+from conformance.cases.attention_fixed import empty_batches, large_batches, unusual_scales, widest_groups
 from conformance.checks.claims import check_empty_rows, check_nan_tail
-from conformance.checks.empties import check_empties, check_unchanged
+from conformance.checks.empties import check_empties, check_empty_batch, check_unchanged
 from conformance.checks.extremes import ORDERS, SCALES, check_extremes, check_scale
-from conformance.checks.influence import check_chunks, check_large_pool, check_neighbours, check_surroundings
+from conformance.checks.influence import check_chunks, check_large_pool, check_metadata, check_neighbours, check_surroundings
 from conformance.checks.large_offsets import check_huge_pool, huge_case
 from conformance.checks.read_sets import check_pairing, check_read_set
 from conformance.checks.values import QUERY_SCALES, check_values
@@ -61,6 +62,13 @@ def test_prefill_attention_surroundings(judge: Judge) -> None:
 
 
 @pytest.mark.clause("PRE-3", function=PREFILL)
+def test_prefill_attention_metadata_layouts(judge: Judge) -> None:
+    small = Limits(context=40, sequences=4, queries=5, elements=10_000)
+    drawn = attention_cases(judge.capabilities, decode=False, limits=small, kv_heads=(1,), group_sizes=(1, 2), strided=False, min_sequences=2)
+    judge.for_all(drawn, functools.partial(check_metadata, judge), examples=6)
+
+
+@pytest.mark.clause("PRE-3", function=PREFILL)
 def test_prefill_attention_in_a_large_pool(judge: Judge) -> None:
     small = cases(judge, kv_heads=(1,), strided=False, paged=True).map(large_pool)
     judge.for_all(small, functools.partial(check_large_pool, judge), examples=6)
@@ -90,8 +98,15 @@ def test_prefill_attention_neighbours(judge: Judge) -> None:
     judge.for_all(drawn, functools.partial(check_neighbours, judge), examples=8)
 
 
+@pytest.mark.clause("PRE-5", function=PREFILL)
+def test_prefill_attention_large_batches(judge: Judge) -> None:
+    drawn = large_batches(judge.capabilities, False, judge.effort, judge.seed)
+    judge.for_each(drawn, functools.partial(check_read_set, judge))
+
+
 @pytest.mark.clause("PRE-6", function=PREFILL)
 def test_prefill_attention_groups(judge: Judge) -> None:
+    judge.for_each(widest_groups(judge.capabilities, False), functools.partial(check_pairing, judge))
     judge.for_all(cases(judge, group_sizes=WIDE_GROUP_SIZES), functools.partial(check_read_set, judge), examples=15)
     judge.for_all(cases(judge, group_sizes=WIDE_GROUP_SIZES), functools.partial(check_pairing, judge), examples=15)
 
@@ -105,12 +120,13 @@ def test_prefill_attention_extreme_scores(judge: Judge) -> None:
 @pytest.mark.clause("PRE-7", function=PREFILL)
 def test_prefill_attention_scales(judge: Judge) -> None:
     drawn = st.tuples(cases(judge), st.sampled_from(SCALES)).map(lambda pair: replace(pair[0], scale=pair[1]))
-    judge.for_all(drawn, functools.partial(check_scale, judge), examples=16)
+    judge.for_all(drawn, functools.partial(check_scale, judge), examples=16, explicit=unusual_scales(judge.capabilities, False))
 
 
 @pytest.mark.clause("PRE-8", function=PREFILL)
 def test_prefill_attention_with_empty_rows(judge: Judge) -> None:
     judge.for_all(cases(judge, empties=True), functools.partial(check_empties, judge), examples=40)
+    judge.for_each(empty_batches(judge.capabilities, False), functools.partial(check_empty_batch, judge))
 
 
 @pytest.mark.clause("PRE-9", function=PREFILL)

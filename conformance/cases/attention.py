@@ -40,6 +40,8 @@ class AttentionCase:
     filler: str = "minus_one"  # what stands in table cells beyond a sequence's blocks
     cache_layout: str = "plain"
     row_layout: str = "plain"
+    metadata_layout: str = "plain"  # of block_tables, context_lens and cu_seqlens
+    seqlen_slack: int = 0  # how much larger than the longest sequence max_seqlen_q and max_seqlen_k are
     scale: float = 0.25
     table_seed: int = 0
     data_seed: int = 0
@@ -125,6 +127,10 @@ class AttentionCase:
             shown.append(("pool", f"{self.num_blocks} blocks, {self.cache_layout} layout"))
         if self.row_layout != "plain":
             shown.append(("q", f"{self.row_layout} rows"))
+        if self.metadata_layout != "plain":
+            shown.append(("metadata", f"{self.metadata_layout} integers"))
+        if self.seqlen_slack:
+            shown.append(("max_seqlen", f"{self.seqlen_slack} more than the longest"))
         shown.append(("scale", repr(self.scale)))
         return shown
 

@@ -6,11 +6,12 @@ from dataclasses import replace
 
 import torch
 
+from conformance.buffers import METADATA_LAYOUTS
 from conformance.cases.attention import FILLERS, AttentionCase
 from conformance.checks.attention_call import AttentionCall, Numbers, attend, head_name, loud_numbers, row_name
 from conformance.checks.read_sets import check_counts, check_read_set
 from conformance.checks.values import Budgeted, budgeted, random_numbers, require_within
-from conformance.findings import Broken, Call
+from conformance.findings import Broken, Call, Refused
 from conformance.judge import Judge
 
 
@@ -73,6 +74,24 @@ def require_close(
         ("the other call", f"{float(other[place]):.8g} (the two may differ by {2 * float(limit[place]):.3g})"),
         call=Call(guilty.function, guilty.args, guilty.kwargs, want, limits),
     )
+
+
+def check_metadata(judge: Judge, case: AttentionCase) -> None:
+    """Tables and lengths as strided integers, and max_seqlen as upper bounds. A layout may be refused; then the others are still tried."""
+    check_read_set(judge, case)
+    variants = [(f"block tables and lengths are {layout} integers", replace(case, metadata_layout=layout)) for layout in METADATA_LAYOUTS[1:]]
+    if not case.decode:
+        for slack in (1, 1 + case.block_size + case.data_seed % 300):
+            variants.append((f"max_seqlen_q and max_seqlen_k are {slack} more than the longest", replace(case, seqlen_slack=slack)))
+    for what, variant in variants:
+        judge.record.examples += 1
+        try:
+            check_read_set(judge, variant)
+        except Refused as refusal:
+            judge.record.refusals[str(refusal)] = judge.record.refusals.get(str(refusal), 0) + 1
+        except Broken as broken:
+            broken.finding.facts.append(("changed", what))
+            raise
 
 
 def check_large_pool(judge: Judge, case: AttentionCase) -> None:

@@ -135,7 +135,7 @@ def recovered_scale(judge: Judge, case: AttentionCase, row: int, head: int) -> s
     """The scale that one score tells, where it is another than asked for: with q . k of one position c and of all others 0, and n visible,
     that position weighs exp(s c) / (exp(s c) + n - 1)."""
     sequence, visible = case.rows[row]
-    if visible < 2:
+    if visible < 2 or not 1e-3 < case.scale < 1e3:  # what the products below hold in every dtype
         return ""
     slot, found = case.slots[sequence][visible - 1], []
     for nats in (0.5, 1.5):  # over an equal share with all the others

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import torch
 
 from conformance.mutants.catalogue import mutant
@@ -526,6 +528,73 @@ def tile_of_128_queries_ends_early(self, queries, n, device):
     """The last row of a tile of 128 queries misses its own position."""
     limits = SOUND.causal_limits(queries, n, device)
     return torch.where(torch.arange(queries, device=device) == 127, limits - 1, limits)
+
+
+# --- metadata ---------------------------------------------------------------------------------------------------------------------------
+
+
+@mutant("DEC-3", replaces="table_row", of=SoundAttention, source="vllm #55109", alone=True)
+def table_columns_packed(self, block_tables, i):
+    """A decode step takes the columns of block_tables to lie side by side, whatever their stride."""
+    if not self.decoding:
+        return block_tables[i]
+    return block_tables.as_strided((block_tables.shape[1],), (1,), block_tables.storage_offset() + i * block_tables.stride(0))
+
+
+@mutant("DEC-3", replaces="read_lengths", of=SoundAttention, source="xLLM #932", alone=True)
+def lengths_read_without_their_stride(self, context_lens):
+    """context_lens is read as if it were contiguous."""
+    return context_lens.as_strided(context_lens.shape, (1,), context_lens.storage_offset()).tolist()
+
+
+@mutant("PRE-3", replaces="keys_of", of=SoundAttention, source="own", alone=True)
+def longest_sequence_has_max_seqlen_keys(self, sums_k, i):
+    """The longest sequence is taken to have max_seqlen_k keys, which is an upper bound."""
+    n = SOUND.keys_of(sums_k, i)
+    return n if self.tables is None or n < max(b - a for a, b in itertools.pairwise(sums_k)) else self.max_seqlen_k
+
+
+# --- large batches and groups, unusual scales -------------------------------------------------------------------------------------------
+
+
+@mutant("DEC-5", replaces="returned", of=SoundAttention, source="flash-attention #1217", alone=True)
+def decode_rows_after_the_64th_repeat(self, out):
+    """The grid is cut in 64 rows: later rows of a decode step repeat the first ones."""
+    return out[torch.arange(len(out)) % 64] if self.decoding else out
+
+
+@mutant("PRE-5", replaces="rows_of_batch", of=SoundAttention, source="flash-attention #1217", alone=True)
+def prefill_sequences_after_the_32nd_missing(self, count):
+    """Only the first 32 sequences of a prefill are computed."""
+    return range(count if self.decoding else min(count, 32))
+
+
+@mutant("DEC-6", replaces="attend", of=SoundAttention, source="own")
+def query_lanes_over_32_alias(self, q, keys, values, limits, scale):
+    """In groups of more than 32, query lanes past the 32nd read the query of the lane 32 before."""
+    head, group = torch.arange(q.shape[1], device=q.device), q.shape[1] // keys.shape[1]
+    lanes = torch.where(head % group >= 32, head - 32, head) if group > 32 else head
+    return SOUND.attend(q[:, lanes], keys, values, limits, scale)
+
+
+@mutant("DEC-7", replaces="scores", of=SoundAttention, source="own", alone=True)
+def scale_of_no_sign(self, q, keys, scale):
+    """A decode step takes the scale's magnitude."""
+    return SOUND.scores(q, keys, abs(scale) if self.decoding else scale)
+
+
+@mutant("PRE-7", replaces="scores", of=SoundAttention, source="own", alone=True)
+def scale_of_zero_is_the_default(self, q, keys, scale):
+    """A prefill takes a scale of 0 for none given: 1 / sqrt(D)."""
+    return SOUND.scores(q, keys, scale if self.decoding else scale or q.shape[2] ** -0.5)
+
+
+@mutant("DEC-8", replaces="new_output", of=SoundAttention, source="own")
+def empty_batch_has_no_grid(self, q):
+    """A batch of nobody launches an empty grid, which is an error."""
+    if len(q) == 0:
+        raise RuntimeError("invalid argument: grid size 0")
+    return SOUND.new_output(q)
 
 
 # --- other paths for other batches ------------------------------------------------------------------------------------------------------
