@@ -7,7 +7,16 @@ import pytest
 import torch
 from hypothesis import strategies as st
 
-from conformance.cases.attention import WIDE_GROUP_SIZES, AttentionCase, Limits, attention_cases, long_contexts
+from conformance.cases.attention import (
+    WIDE_GROUP_SIZES,
+    AttentionCase,
+    Limits,
+    WithLater,
+    WithQueries,
+    WithScores,
+    attention_cases,
+    long_contexts,
+)
 from conformance.cases.attention_fixed import empty_batches, large_batches, unusual_scales, widest_groups
 from conformance.checks.claims import check_bad_table, check_empty_rows, check_nan_tail
 from conformance.checks.empties import check_empties, check_empty_batch, check_unchanged
@@ -47,7 +56,7 @@ def test_decode_attention_pairs_keys_with_values(judge: Judge) -> None:
 @pytest.mark.clause("DEC-2", function=DECODE)
 def test_decode_attention_values(judge: Judge) -> None:
     judge.for_all(
-        st.tuples(cases(judge), st.sampled_from(QUERY_SCALES)), lambda drawn: check_values(judge, *drawn), examples=50
+        st.builds(WithQueries, cases(judge), st.sampled_from(QUERY_SCALES)), lambda drawn: check_values(judge, *drawn), examples=50
     )
 
 
@@ -102,7 +111,7 @@ def test_decode_attention_groups(judge: Judge) -> None:
 
 @pytest.mark.clause("DEC-7", function=DECODE)
 def test_decode_attention_extreme_scores(judge: Judge) -> None:
-    drawn = st.tuples(cases(judge), st.sampled_from(ORDERS), st.sampled_from([0.0, 1e4, -1e4, 1e6, -1e6]))
+    drawn = st.builds(WithScores, cases(judge), st.sampled_from(ORDERS), st.sampled_from([0.0, 1e4, -1e4, 1e6, -1e6]))
     judge.for_all(drawn, lambda case: check_extremes(judge, *case), examples=40)
 
 
@@ -120,7 +129,7 @@ def test_decode_attention_with_empty_rows(judge: Judge) -> None:
 
 @pytest.mark.clause("DEC-9", function=DECODE)
 def test_decode_attention_leaves_everything_alone(judge: Judge) -> None:
-    judge.for_all(st.tuples(cases(judge), cases(judge)), lambda pair: check_unchanged(judge, *pair), examples=20)
+    judge.for_all(st.builds(WithLater, cases(judge), cases(judge)), lambda pair: check_unchanged(judge, *pair), examples=20)
 
 
 @pytest.mark.clause("CLAIM-1", function=DECODE)

@@ -7,7 +7,18 @@ import pytest
 import torch
 from hypothesis import strategies as st
 
-from conformance.cases.attention import WIDE_GROUP_SIZES, AttentionCase, Limits, attention_cases, long_contexts, many_queries
+from conformance.cases.attention import (
+    WIDE_GROUP_SIZES,
+    AttentionCase,
+    Limits,
+    WithLater,
+    WithQueries,
+    WithScores,
+    WithSplit,
+    attention_cases,
+    long_contexts,
+    many_queries,
+)
 from conformance.cases.attention_fixed import empty_batches, large_batches, unusual_scales, widest_groups
 from conformance.checks.claims import check_empty_rows, check_nan_tail
 from conformance.checks.empties import check_empties, check_empty_batch, check_unchanged
@@ -52,7 +63,7 @@ def test_prefill_attention_pairs_keys_with_values(judge: Judge) -> None:
 @pytest.mark.clause("PRE-2", function=PREFILL)
 def test_prefill_attention_values(judge: Judge) -> None:
     judge.for_all(
-        st.tuples(cases(judge), st.sampled_from(QUERY_SCALES)), lambda drawn: check_values(judge, *drawn), examples=50
+        st.builds(WithQueries, cases(judge), st.sampled_from(QUERY_SCALES)), lambda drawn: check_values(judge, *drawn), examples=50
     )
 
 
@@ -87,7 +98,7 @@ def test_prefill_attention_at_the_top_of_a_huge_pool(judge: Judge) -> None:
 
 @pytest.mark.clause("PRE-4", function=PREFILL)
 def test_prefill_attention_chunks(judge: Judge) -> None:
-    drawn = st.tuples(cases(judge, paged=True), st.integers(0, 300))
+    drawn = st.builds(WithSplit, cases(judge, paged=True), st.integers(0, 300))
     judge.for_all(drawn, lambda pair: check_chunks(judge, *pair), examples=25)
 
 
@@ -113,7 +124,7 @@ def test_prefill_attention_groups(judge: Judge) -> None:
 
 @pytest.mark.clause("PRE-7", function=PREFILL)
 def test_prefill_attention_extreme_scores(judge: Judge) -> None:
-    drawn = st.tuples(cases(judge), st.sampled_from(ORDERS), st.sampled_from([0.0, 1e4, -1e4, 1e6, -1e6]))
+    drawn = st.builds(WithScores, cases(judge), st.sampled_from(ORDERS), st.sampled_from([0.0, 1e4, -1e4, 1e6, -1e6]))
     judge.for_all(drawn, lambda case: check_extremes(judge, *case), examples=40)
 
 
@@ -131,7 +142,7 @@ def test_prefill_attention_with_empty_rows(judge: Judge) -> None:
 
 @pytest.mark.clause("PRE-9", function=PREFILL)
 def test_prefill_attention_leaves_everything_alone(judge: Judge) -> None:
-    judge.for_all(st.tuples(cases(judge), cases(judge)), lambda pair: check_unchanged(judge, *pair), examples=20)
+    judge.for_all(st.builds(WithLater, cases(judge), cases(judge)), lambda pair: check_unchanged(judge, *pair), examples=20)
 
 
 @pytest.mark.clause("CLAIM-1", function=PREFILL)

@@ -1,13 +1,14 @@
 """The line `likely` of a report: planted faults of the store, of batches, of logits and of scales are told by name."""
 
 import functools
+from typing import ClassVar
 
 import pytest
 import torch
 from planted import judge_of
 
 from conformance.cases.attention import Limits, attention_cases
-from conformance.cases.logits_values import corners
+from conformance.cases.logits_values import corners, values_cases
 from conformance.cases.sequences import decodes, prefills
 from conformance.cases.stores import SKIPS, STRIDED_LAYOUTS, stores
 from conformance.checks.batches import BatchChecks
@@ -20,6 +21,7 @@ from conformance.implementation import load_implementation
 from conformance.judge import Judge
 from conformance.mutants.sound_attention import SoundAttention
 from conformance.mutants.sound_batches import SoundBatches
+from conformance.mutants.sound_logits import SoundLogits
 from conformance.mutants.sound_store import SoundStore
 
 SIZES = [4, 16, 1]
@@ -95,6 +97,32 @@ def test_logits(name):
     with pytest.raises(Broken) as caught:
         judge.for_each(corners(judge.capabilities), functools.partial(check_logits_values, judge))
     assert caught.value.finding.likely.startswith(LOGITS[name])
+
+
+class HalfSums(SoundLogits):
+    """A product split in two, whose parts are rounded to half precision before they are added: what torch lets cuBLAS do."""
+
+    CAPABILITIES: ClassVar = {}
+
+    def product(self, picked, weight):
+        middle = picked.shape[1] // 2
+        parts = [(p.float() @ w.float().T).to(picked.dtype) for p, w in zip(split(picked, middle), split(weight, middle), strict=True)]
+        return (parts[0].float() + parts[1].float()).to(picked.dtype)
+
+
+def split(tensor, middle):
+    return tensor[:, :middle], tensor[:, middle:]
+
+
+@pytest.mark.parametrize("stated", [{}, {"half_sums": "half"}], ids=str)
+def test_sums_in_half_precision_hold_where_they_are_stated(monkeypatch, stated):
+    monkeypatch.setattr(HalfSums, "CAPABILITIES", stated)
+    judge = judge_of(HalfSums(), "LOGIT-6", "last_token_logits")
+    if stated:
+        judge.for_all(values_cases(judge.capabilities), functools.partial(check_logits_values, judge), examples=60)
+        assert max(judge.record.worst_budget.values()) <= 1
+    else:
+        assert "close, and beyond rounding" in likely_of(judge, values_cases(judge.capabilities), functools.partial(check_logits_values, judge))
 
 
 class AnotherSlot(SoundStore):

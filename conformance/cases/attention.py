@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
+from typing import NamedTuple
 
 import torch
 from hypothesis import strategies as st
@@ -136,6 +137,30 @@ class AttentionCase:
 
     def size(self) -> int:
         return sum(self.context_lens)
+
+
+# --- a case and what a check does with it: the names of the fields stand in a report ---
+
+
+class WithQueries(NamedTuple):
+    case: AttentionCase
+    normal_queries_times: float
+
+
+class WithSplit(NamedTuple):
+    case: AttentionCase
+    split_number: int  # each sequence's t queries are cut after split_number % (t + 1), or t
+
+
+class WithScores(NamedTuple):
+    case: AttentionCase
+    scores_along_the_positions: str
+    all_shifted_by: float
+
+
+class WithLater(NamedTuple):
+    case: AttentionCase
+    then_a_call_with: AttentionCase
 
 
 def short(text: str, limit: int = 300) -> str:

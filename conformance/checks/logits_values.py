@@ -6,8 +6,9 @@ order, a product takes part in at most E roundings, so the sum is off by at most
 
     |out - exact|  <=  (E + 1) 2^-24 (1 + u) sum |h w| + u |exact| + t
 
-u and t round the result to its dtype: u its unit roundoff, t its smallest step. tf32 products, where CAPABILITIES states them, round both
-factors to 11 bits before they meet: 2 * 2^-11 sum |h w| more.
+u and t round the result to its dtype: u its unit roundoff, t its smallest step. What CAPABILITIES states adds to it: tf32 products round
+both factors to 11 bits before they meet, 2 * 2^-11 sum |h w|; sums in half precision, as torch lets cuBLAS add the parts of a split sum
+(allow_bf16_reduced_precision_reduction), round each part once, and the parts together are no larger than sum |h w|: u sum |h w|.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from __future__ import annotations
 import torch
 
 from conformance.buffers import Buffers
+from conformance.capabilities import Capabilities
 from conformance.cases.logits_values import ValuesCase
 from conformance.checks.budget import SMALLEST_STEP, UNIT_ROUNDOFF
 from conformance.findings import Broken, Call
@@ -25,15 +27,17 @@ TILES = (8, 16, 32, 64, 128)
 
 
 def exact_and_limit(
-    hidden: torch.Tensor, weight: torch.Tensor, returned: torch.dtype, products: str
+    hidden: torch.Tensor, weight: torch.Tensor, returned: torch.dtype, stated: Capabilities
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """(rows, V) float64 both: what a row of hidden (rows, E) gives with weight (V, E), and how far from it a result may be."""
     exact = hidden.double() @ weight.double().T
     magnitude = hidden.double().abs() @ weight.double().abs().T
     unit = UNIT_ROUNDOFF[returned]
     relative = (hidden.shape[1] + 1) * 2.0**-24 * (1 + unit)
-    if hidden.dtype == torch.float32 and products == "tf32":
+    if hidden.dtype == torch.float32 and stated.float32_products == "tf32":
         relative += 2 * 2.0**-11
+    if hidden.dtype != torch.float32 and stated.half_sums == "half":
+        relative += UNIT_ROUNDOFF[hidden.dtype]
     return exact, relative * magnitude + unit * exact.abs() + SMALLEST_STEP[returned]
 
 
@@ -51,8 +55,7 @@ def check_values(judge: Judge, case: ValuesCase) -> None:
     if not isinstance(result, torch.Tensor) or tuple(result.shape) != shape or result.dtype not in (case.dtype, torch.float32):
         told = f"{result.dtype} of shape {tuple(result.shape)}" if isinstance(result, torch.Tensor) else f"a {type(result).__name__}"
         raise Broken(("logits", f"are {told}, they must be a tensor of shape {shape}, of hidden's dtype or float32"))
-    products = judge.capabilities.float32_products
-    exact, limit = exact_and_limit(hidden[case.ends], weight, result.dtype, products)
+    exact, limit = exact_and_limit(hidden[case.ends], weight, result.dtype, judge.capabilities)
     got = result.detach().cpu().double()
     share = (got - exact).abs() / limit
     judge.note_budget(case.dtype, float(share.nan_to_num(float("inf")).max()))
@@ -65,17 +68,17 @@ def check_values(judge: Judge, case: ValuesCase) -> None:
         ("got", f"{float(got[row, token]):.8g}"),
         ("want", f"{float(exact[row, token]):.8g} ± {float(limit[row, token]):.3g} (the error is {float(share[row, token]):.3g} times that)"),
         ("wrong", f"{int(wrong.sum())} of {wrong.numel()} logits"),
-        likely=likely_of_logits(case, got[row], row, float(share[row].max()), result.dtype, products),
+        likely=likely_of_logits(case, got[row], row, float(share[row].max()), result.dtype, judge.capabilities),
         call=Call("last_token_logits", tuple(args), {}, exact, limit),
     )
 
 
-def likely_of_logits(case: ValuesCase, got: torch.Tensor, row: int, worst: float, returned: torch.dtype, products: str) -> str:
+def likely_of_logits(case: ValuesCase, got: torch.Tensor, row: int, worst: float, returned: torch.dtype, stated: Capabilities) -> str:
     """What else the row (V,) fits."""
     hidden, weight = case.tensors
 
     def fits(rows: torch.Tensor, columns: torch.Tensor) -> list[int]:
-        exact, limit = exact_and_limit(rows, columns, returned, products)
+        exact, limit = exact_and_limit(rows, columns, returned, stated)
         return ((got - exact).abs() <= limit).all(dim=1).nonzero().flatten().tolist()
 
     others = fits(hidden, weight)
@@ -90,7 +93,8 @@ def likely_of_logits(case: ValuesCase, got: torch.Tensor, row: int, worst: float
         if packed is not None and fits(hidden[case.ends[row]][None], packed):
             return f"weight's rows are read {case.hidden_size} elements apart, whatever its strides"
     if worst < CLOSE:
-        return "close, and beyond rounding: products or partial sums are kept in fewer bits than float32"
+        hint = " (or torch lets cuBLAS add in bfloat16: allow_bf16_reduced_precision_reduction)" if case.dtype == torch.bfloat16 else ""
+        return f"close, and beyond rounding: products or partial sums are kept in fewer bits than float32{hint}"
     return ""
 
 
