@@ -19,7 +19,7 @@ import torch
 import reference
 from conformance import replay_script
 from conformance.clauses import Clause
-from conformance.findings import Finding
+from conformance.findings import OVERWRITTEN, Finding
 from conformance.implementation import OPTIONAL_KEYWORDS, Implementation
 
 MOST_CHARACTERS = 200_000  # of a script
@@ -148,6 +148,7 @@ def script_of(finding: Finding, report: str, implementation: Implementation) -> 
         "tensors": packed.tensors,
         "want": want,
         "want_shape": tuple(call.want.shape) if call.want is not None else (),
+        "twice": any(text == OVERWRITTEN for _, text in finding.facts),  # the call is made again, and the first result must stay
         "claims": [] if call.want is not None else claims_of(finding.facts),
     }
     script = text_of(case, packed, report, implementation.name)

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from hypothesis import strategies as st
 from planted import judge_of
 
 from conformance.cases.attention import Limits, attention_cases
@@ -18,7 +19,7 @@ from conformance.cases.logits_values import values_cases
 from conformance.cases.sequences import decodes, prefills
 from conformance.cases.stores import SKIPS, STRIDED_LAYOUTS, stores
 from conformance.checks.batches import BatchChecks
-from conformance.checks.empties import check_empties
+from conformance.checks.empties import check_empties, check_unchanged
 from conformance.checks.growing import check_growing
 from conformance.checks.influence import check_chunks, check_neighbours, check_surroundings
 from conformance.checks.logits import own_rows
@@ -137,6 +138,22 @@ def test_a_replay_names_the_element_that_the_report_names(tmp_path, name, clause
             got, want, limit = numbers(text)
             told = numbers(wrong.stdout.splitlines()[0].split(":", 1)[1])
             assert told[:2] == pytest.approx([got, want], rel=1e-5, nan_ok=True) and told[2] == pytest.approx(limit, rel=5e-2)
+
+
+@pytest.mark.parametrize(("name", "clause", "function"), [
+    ("decode_output_buffer_kept", "DEC-9", "decode_attention"), ("prefill_output_buffer_kept", "PRE-9", "prefill_attention"),
+])  # fmt: skip
+def test_a_result_that_a_later_call_overwrites_is_replayed_by_two_calls(tmp_path, name, clause, function):
+    def twice(judge):
+        cases, _ = attention(judge, check_unchanged)
+        return st.tuples(cases, cases), lambda pair: check_unchanged(judge, *pair)
+
+    finding, implementation = failure(name, clause, function, twice)
+    write_replay(CLAUSES[clause], finding, "", implementation, tmp_path)
+    script = next(tmp_path.glob("*.py"))
+    wrong, right = run(script, tmp_path), run(script, tmp_path, "conformance.mutants:sound")
+    assert (wrong.returncode, right.returncode) == (1, 0), (wrong, right)
+    assert re.match(r"result\[\d+, \d+, \d+\]: was \S+, is \S+ after a second call\n", wrong.stdout), wrong.stdout
 
 
 class OverwritesTheFirstSlot(SoundSteps):

@@ -9,7 +9,7 @@ from conformance.cases.attention import AttentionCase
 from conformance.checks.attention_call import attend, loud_numbers
 from conformance.checks.read_sets import check_read_set
 from conformance.checks.values import random_numbers
-from conformance.findings import Broken
+from conformance.findings import OVERWRITTEN, Broken
 from conformance.judge import Judge
 
 
@@ -32,6 +32,6 @@ def check_unchanged(judge: Judge, case: AttentionCase, later: AttentionCase) -> 
         attend(judge, other, random_numbers(other, query_scale=4.0))
         if not torch.equal(bits(call.result.contiguous()), before):
             raise Broken(
-                ("found", "the result of an earlier call was overwritten by a later one"),
+                ("found", OVERWRITTEN),
                 likely="an output buffer is kept and handed out twice",
             )
