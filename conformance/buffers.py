@@ -15,7 +15,8 @@ PATTERN = 0x2A  # every byte of a red zone and of a stride's gaps: finite in eve
 INTEGER = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 CACHE_LAYOUTS = ("plain", "layer", "interleaved", "packed", "head_major", "unlike")
-ROW_LAYOUTS = ("plain", "fused", "head_major")
+ROW_LAYOUTS = ("plain", "fused", "head_major", "unaligned")
+METADATA_LAYOUTS = ("plain", "strided", "transposed")
 
 
 def bits(tensor: torch.Tensor) -> torch.Tensor:
@@ -42,18 +43,28 @@ class Buffers:
         self.device = device
         self.all: list[Buffer] = []
 
-    def put(self, name: str, values: torch.Tensor, layout: str = "plain") -> torch.Tensor:
+    def put(self, name: str, values: torch.Tensor, layout: str = "plain", gap: int | None = None) -> torch.Tensor:
         """A guarded copy of `values`.
 
         layout "fused": rows are slices of a wider row, as q, k and v of a fused QKV product are; "head_major": (T, heads, D) as a view of
-        (heads, T, D); "strided": every second element of a vector.
+        (heads, T, D); "unaligned": the first element lies one past an aligned address; "strided": every second element; "transposed": a
+        matrix whose columns lie together, a vector that is a column of one. gap: what lies between the elements of the last two.
         """
         if layout == "head_major" and values.dim() == 3:  # rows of a head lie together
             wide = self._storage(values.numel(), values.dtype)
             view = self._inner(wide).view(values.shape[1], values.shape[0], values.shape[2]).transpose(0, 1)
-        elif layout == "strided":  # every second element of a wider vector
-            wide = self._storage(2 * values.numel(), values.dtype)
-            view = self._inner(wide)[::2].view(values.shape)
+        elif layout == "unaligned":
+            wide = self._storage(values.numel() + 1, values.dtype)
+            view = self._inner(wide)[1:].view(values.shape)
+        elif layout == "strided" or (layout == "transposed" and values.dim() == 1):
+            step = 2 if layout == "strided" else 3
+            wide = self._storage(step * values.numel(), values.dtype)
+            if gap is not None:
+                self._inner(wide).fill_(gap)
+            view = self._inner(wide)[::step].view(values.shape)
+        elif layout == "transposed":
+            wide = self._storage(values.numel(), values.dtype)
+            view = self._inner(wide).view(values.shape[1], values.shape[0]).T
         elif layout == "fused":
             rows, width = values.shape[0], values[0].numel() if len(values) else 1
             wide = self._storage(rows * 3 * width, values.dtype)

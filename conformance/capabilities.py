@@ -11,7 +11,7 @@ import torch
 
 CLAIMS = ("deterministic", "batch_invariant", "cuda_graph", "nan_tail", "empty_zero", "spare_blocks", "checked")
 DTYPES = {"float16": torch.float16, "bfloat16": torch.bfloat16, "float32": torch.float32}
-KEYS = ("dtypes", "head_dims", "group_sizes", "block_sizes", "max_context", "float32_products", "tail_nats", "claims")
+KEYS = ("dtypes", "head_dims", "group_sizes", "block_sizes", "max_context", "float32_products", "half_sums", "tail_nats", "claims")
 
 
 @dataclass(frozen=True)
@@ -22,6 +22,7 @@ class Capabilities:
     block_sizes: tuple[int, ...] | None = None
     max_context: int | None = None  # tokens
     float32_products: str = "ieee"  # or "tf32"
+    half_sums: str = "float32"  # or "half": logits of half precision may be added up from parts that are rounded to half precision
     tail_nats: float = math.inf  # so deep under the top token, in nats, sample keeps 99 % of a tail's mass
     claims: tuple[str, ...] = ()
 
@@ -61,6 +62,10 @@ def read_capabilities(stated: Mapping[str, Any]) -> Capabilities:
         if stated["float32_products"] not in ("ieee", "tf32"):
             raise ValueError(f"CAPABILITIES says float32_products {stated['float32_products']!r}, known are 'ieee' and 'tf32'")
         fields["float32_products"] = stated["float32_products"]
+    if "half_sums" in stated:
+        if stated["half_sums"] not in ("float32", "half"):
+            raise ValueError(f"CAPABILITIES says half_sums {stated['half_sums']!r}, known are 'float32' and 'half'")
+        fields["half_sums"] = stated["half_sums"]
     if stated.get("tail_nats") is not None:
         fields["tail_nats"] = float(stated["tail_nats"])
         if not fields["tail_nats"] >= 0:

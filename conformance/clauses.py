@@ -50,7 +50,7 @@ CLAUSES: dict[str, Clause] = {
             for number, sentence in (
                 (1, "{row} attends to exactly its visible positions, each once, K and V of the same slot"),
                 (2, "{row}'s values lie within the error budget of the float64 oracle"),
-                (3, "block order, unused table cells, spare columns, foreign blocks and pool size have no influence on {row}"),
+                (3, "block order, unused table cells, spare columns, metadata strides, foreign blocks and pool size have no influence on {row}"),
                 (5, "{row} depends on its own sequence alone: not on neighbours, batch order or batch size"),
                 (6, "query head h of {row} uses kv head h // G, for every group size G"),
                 (7, "scale is used as given, and extreme scores of {row} change nothing"),
@@ -65,6 +65,8 @@ CLAUSES: dict[str, Clause] = {
         Clause("LOGIT-1", "a prefill's logits are those of each sequence's last row, for ragged lengths and for T = B", ("last_token_logits",)),
         Clause("LOGIT-2", "a decode step's logits are those of all rows", ("last_token_logits",)),
         Clause("LOGIT-3", "every row is its own: hidden row i alone decides logits row i", ("last_token_logits",)),
+        Clause("LOGIT-6", "logits lie within the rounding of sums in float32, for every hidden size, vocabulary and layout of the weight",
+               ("last_token_logits",)),
         Clause("LOGIT-4", "shards lie in rank order, whole on the group's first rank and None elsewhere", ("parallel_logits",)),
         Clause("LOGIT-5", "a vocabulary that the ranks do not divide is refused, or padded and masked", ("parallel_logits",), may_refuse=True),
         Clause("SAMPLE-1", "tokens are distributed as softmax(logits / T)", SAMPLE),

@@ -30,6 +30,7 @@ from conformance.judge import EFFORTS, Judge
 from conformance.replay import write_replay
 from conformance.verdicts import TestVerdict, clause_verdicts, render_finding, summary_lines, write_json
 
+SUBJECTS = ("slot_mapping", "store_kvcache", "prefill_attention", "decode_attention", "batches", "steps", "logits", "sampling")
 implementation_key = pytest.StashKey[Implementation]()
 tests_key = pytest.StashKey[list[TestVerdict]]()
 waivers_key = pytest.StashKey[dict[str, str]]()
@@ -228,6 +229,9 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
     config = session.config
     if hasattr(config, "workerinput") or waivers_key not in config.stash:
         return
+    if session.exitstatus == pytest.ExitCode.NO_TESTS_COLLECTED and config.option.keyword:
+        session.exitstatus = pytest.ExitCode.USAGE_ERROR
+        return
     verdicts = clause_verdicts(_tests, config.stash[waivers_key])
     if session.exitstatus in (pytest.ExitCode.OK, pytest.ExitCode.TESTS_FAILED) and verdicts:
         session.exitstatus = pytest.ExitCode.OK if all(v.holds for v in verdicts) else pytest.ExitCode.TESTS_FAILED
@@ -241,7 +245,23 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
     write_json(Path(config.getoption("--verdict-json")), verdicts, header)
 
 
+def nothing_selected(keyword: str) -> str:
+    """One sentence with what -k could have selected."""
+    return f"-k {keyword} selects no test: subjects are {', '.join(SUBJECTS)}, clauses are {' '.join(families())}"
+
+
+def families() -> list[str]:
+    """BATCH-1...7 and so on."""
+    numbers: dict[str, list[int]] = {}
+    for clause in CLAUSES.values():
+        if clause.judged_in == "conformance":
+            numbers.setdefault(clause.family, []).append(int(clause.id.split("-")[1]))
+    return [f"{family}-{min(known)}...{max(known)}" for family, known in numbers.items()]
+
+
 def pytest_terminal_summary(terminalreporter: Any, exitstatus: int, config: pytest.Config) -> None:
+    if waivers_key in config.stash and not _tests and config.option.keyword:
+        terminalreporter.write_line(f"ERROR: {nothing_selected(config.option.keyword)}", red=True)
     if waivers_key not in config.stash or not _tests:
         return
     verdicts = clause_verdicts(_tests, config.stash[waivers_key])

@@ -8,6 +8,8 @@ from typing import Any
 
 import torch
 
+OVERWRITTEN = "an earlier result was overwritten by a later call"
+
 
 @dataclass
 class Call:

@@ -15,7 +15,7 @@ from hypothesis.strategies import SearchStrategy
 from conformance.buffers import bits
 from conformance.capabilities import Capabilities
 from conformance.clauses import CLAUSES, Clause
-from conformance.findings import Broken, Call, Record, Refused
+from conformance.findings import OVERWRITTEN, Broken, Call, Record, Refused
 from conformance.implementation import Implementation
 
 EFFORTS = {"quick": 0.3, "default": 1.0, "thorough": 8.0}
@@ -147,7 +147,7 @@ class Judge:
         if self._earlier is not None:
             earlier_function, tensor, earlier_bits = self._earlier
             if not torch.equal(bits(tensor), earlier_bits):
-                self.note_beside(unchanged_clause(earlier_function), "an earlier result was overwritten by a later call")
+                self.note_beside(unchanged_clause(earlier_function), OVERWRITTEN)
         self._earlier = None
         if isinstance(result, torch.Tensor) and result.numel() > 0 and result.device.type == self.device.type:
             self._earlier = (function, result, bits(result.contiguous()).clone().view(result.shape))
@@ -156,7 +156,7 @@ class Judge:
     def note_beside(self, clause: str, text: str) -> None:
         """A clause other than the one being judged is broken; judging goes on. Raised at once where it is the clause being judged."""
         if clause == self.clause.id:
-            raise Broken(("found", text))
+            raise Broken(("found", text), likely="an output buffer is kept and handed out twice" if text == OVERWRITTEN else "")
         self.record.side_findings.setdefault(clause, text)
 
     def note_budget(self, dtype: torch.dtype, share: float) -> None:

@@ -19,7 +19,7 @@ import torch
 import reference
 from conformance import replay_script
 from conformance.clauses import Clause
-from conformance.findings import Finding
+from conformance.findings import OVERWRITTEN, Finding
 from conformance.implementation import OPTIONAL_KEYWORDS, Implementation
 
 MOST_CHARACTERS = 200_000  # of a script
@@ -148,6 +148,7 @@ def script_of(finding: Finding, report: str, implementation: Implementation) -> 
         "tensors": packed.tensors,
         "want": want,
         "want_shape": tuple(call.want.shape) if call.want is not None else (),
+        "twice": any(text == OVERWRITTEN for _, text in finding.facts),  # the call is made again, and the first result must stay
         "claims": [] if call.want is not None else claims_of(finding.facts),
     }
     script = text_of(case, packed, report, implementation.name)
@@ -194,6 +195,9 @@ def claims_of(facts: list[tuple[str, str]]) -> list[tuple[str, Any, str]]:
     """What a report says of the result's elements, fields, shapes and dtypes: the facts `NAME[i]  is X, it must be Y` and their like."""
     claims: list[tuple[str, Any, str]] = []
     for label, text in facts:
+        if label == "returned":
+            claims += claims_of_result(text)
+            continue
         name, _, index = label.partition("[")
         if not name.isidentifier():
             continue
@@ -208,3 +212,14 @@ def claims_of(facts: list[tuple[str, str]]) -> list[tuple[str, Any, str]]:
         elif re.match(r"is (a tensor although|not None)", text):
             claims.append((name, "type", "NoneType"))
     return claims
+
+
+def claims_of_result(text: str) -> list[tuple[str, Any, str]]:
+    """The same of the fact `returned`: a wrong type, shape or dtype of the whole result."""
+    if told := re.match(r"an? \w+, the contract says (a tensor|None)", text):
+        return [("result", "type", {"a tensor": "Tensor", "None": "NoneType"}[told.group(1)])]
+    if told := re.match(r"shape \(.*?\).*?, the contract says (?:a tensor of shape )?(\(.*?\))", text):
+        return [("result", "shape", told.group(1))]
+    if told := re.match(r"dtype \S+, q has (torch\.\w+)", text):
+        return [("result", "dtype", told.group(1))]
+    return []

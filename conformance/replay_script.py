@@ -138,6 +138,22 @@ def unmet_claims(result: Any, claims: list[tuple[str, Any, str]]) -> list[str]:
     return lines
 
 
+def overwritten(result: torch.Tensor, call_again: Any, inputs: list[torch.Tensor]) -> list[str]:
+    """The first element of a result that another call, with other numbers, changes."""
+    before = result.clone()
+    for tensor in inputs:
+        if tensor.is_floating_point():
+            tensor.zero_()
+    call_again()
+    changed = (result.contiguous().view(torch.uint8) != before.contiguous().view(torch.uint8)).flatten().nonzero().flatten()
+    if not len(changed):
+        return []
+    place = int(changed[0]) // result.element_size()
+    index = [int(i) for i in torch.unravel_index(torch.tensor(place), result.shape)]
+    told = f"was {before.flatten()[place].item():.8g}, is {result.flatten()[place].item():.8g} after a second call"
+    return [f"result{index}: {told}"]
+
+
 def replay(case: dict[str, Any], storages: list[str], spec: str) -> int:
     """Make the call and say what is wrong with it. Returns the exit status: 1 wrong, 0 right, 2 where there is nothing to compare with."""
     if case["device"] == "cpu":
@@ -153,8 +169,12 @@ def replay(case: dict[str, Any], storages: list[str], spec: str) -> int:
     if expected and "q" in handed:
         torch.full_like(handed["q"], math.nan)  # freed at once: memory that is never written then shows as NaN
     everything: dict[str, Any] = {**values, **handed}
+
+    def call() -> Any:
+        return called(*[everything[name] for name in case["args"]], **{name: everything[name] for name in case["kwargs"]})
+
     try:
-        result = called(*[everything[name] for name in case["args"]], **{name: everything[name] for name in case["kwargs"]})
+        result = call()
     except Exception:  # whatever the judged function raises is the answer that the replay is asked for
         traceback.print_exc()
         print(f"wrong: {spec}.{function} raised")
@@ -163,12 +183,14 @@ def replay(case: dict[str, Any], storages: list[str], spec: str) -> int:
     if expected:
         problems += wrong_elements(result, *expected)
     problems += unmet_claims(result, case["claims"])
+    if case["twice"]:
+        problems += overwritten(result, call, list(handed.values()))
     for line in problems:
         print(line)
     if problems:
         print(f"wrong: {spec}.{function} gives another result than the contract")
         return 1
-    if not expected and not case["claims"] and function != "store_kvcache":
+    if not expected and not case["claims"] and not case["twice"] and function != "store_kvcache":
         print(f"result: {result}")
         print("this script holds no expected value: compare the result with the report at its top")
         return 2

@@ -7,11 +7,21 @@ import pytest
 import torch
 from hypothesis import strategies as st
 
-from conformance.cases.attention import WIDE_GROUP_SIZES, AttentionCase, Limits, attention_cases, long_contexts
+from conformance.cases.attention import (
+    WIDE_GROUP_SIZES,
+    AttentionCase,
+    Limits,
+    WithLater,
+    WithQueries,
+    WithScores,
+    attention_cases,
+    long_contexts,
+)
+from conformance.cases.attention_fixed import empty_batches, large_batches, unusual_scales, widest_groups
 from conformance.checks.claims import check_bad_table, check_empty_rows, check_nan_tail
-from conformance.checks.empties import check_empties, check_unchanged
+from conformance.checks.empties import check_empties, check_empty_batch, check_unchanged
 from conformance.checks.extremes import ORDERS, SCALES, check_extremes, check_scale
-from conformance.checks.influence import check_large_pool, check_neighbours, check_surroundings
+from conformance.checks.influence import check_large_pool, check_metadata, check_neighbours, check_surroundings
 from conformance.checks.large_offsets import check_huge_pool, huge_case
 from conformance.checks.read_sets import check_pairing, check_read_set
 from conformance.checks.values import QUERY_SCALES, check_values
@@ -46,13 +56,20 @@ def test_decode_attention_pairs_keys_with_values(judge: Judge) -> None:
 @pytest.mark.clause("DEC-2", function=DECODE)
 def test_decode_attention_values(judge: Judge) -> None:
     judge.for_all(
-        st.tuples(cases(judge), st.sampled_from(QUERY_SCALES)), lambda drawn: check_values(judge, *drawn), examples=50
+        st.builds(WithQueries, cases(judge), st.sampled_from(QUERY_SCALES)), lambda drawn: check_values(judge, *drawn), examples=50
     )
 
 
 @pytest.mark.clause("DEC-3", function=DECODE)
 def test_decode_attention_surroundings(judge: Judge) -> None:
     judge.for_all(cases(judge), functools.partial(check_surroundings, judge), examples=12)
+
+
+@pytest.mark.clause("DEC-3", function=DECODE)
+def test_decode_attention_metadata_layouts(judge: Judge) -> None:
+    small = Limits(context=40, sequences=4, queries=5, elements=10_000)
+    drawn = attention_cases(judge.capabilities, decode=True, limits=small, kv_heads=(1,), group_sizes=(1, 2), strided=False, min_sequences=2)
+    judge.for_all(drawn, functools.partial(check_metadata, judge), examples=6)
 
 
 @pytest.mark.clause("DEC-3", function=DECODE)
@@ -79,32 +96,40 @@ def test_decode_attention_neighbours(judge: Judge) -> None:
     judge.for_all(drawn, functools.partial(check_neighbours, judge), examples=8)
 
 
+@pytest.mark.clause("DEC-5", function=DECODE)
+def test_decode_attention_large_batches(judge: Judge) -> None:
+    drawn = large_batches(judge.capabilities, True, judge.effort, judge.seed)
+    judge.for_each(drawn, functools.partial(check_read_set, judge))
+
+
 @pytest.mark.clause("DEC-6", function=DECODE)
 def test_decode_attention_groups(judge: Judge) -> None:
+    judge.for_each(widest_groups(judge.capabilities, True), functools.partial(check_pairing, judge))
     judge.for_all(cases(judge, group_sizes=WIDE_GROUP_SIZES), functools.partial(check_read_set, judge), examples=15)
     judge.for_all(cases(judge, group_sizes=WIDE_GROUP_SIZES), functools.partial(check_pairing, judge), examples=15)
 
 
 @pytest.mark.clause("DEC-7", function=DECODE)
 def test_decode_attention_extreme_scores(judge: Judge) -> None:
-    drawn = st.tuples(cases(judge), st.sampled_from(ORDERS), st.sampled_from([0.0, 1e4, -1e4, 1e6, -1e6]))
+    drawn = st.builds(WithScores, cases(judge), st.sampled_from(ORDERS), st.sampled_from([0.0, 1e4, -1e4, 1e6, -1e6]))
     judge.for_all(drawn, lambda case: check_extremes(judge, *case), examples=40)
 
 
 @pytest.mark.clause("DEC-7", function=DECODE)
 def test_decode_attention_scales(judge: Judge) -> None:
     drawn = st.tuples(cases(judge), st.sampled_from(SCALES)).map(lambda pair: replace(pair[0], scale=pair[1]))
-    judge.for_all(drawn, functools.partial(check_scale, judge), examples=16)
+    judge.for_all(drawn, functools.partial(check_scale, judge), examples=16, explicit=unusual_scales(judge.capabilities, True))
 
 
 @pytest.mark.clause("DEC-8", function=DECODE)
 def test_decode_attention_with_empty_rows(judge: Judge) -> None:
     judge.for_all(cases(judge, empties=True), functools.partial(check_empties, judge), examples=40)
+    judge.for_each(empty_batches(judge.capabilities, True), functools.partial(check_empty_batch, judge))
 
 
 @pytest.mark.clause("DEC-9", function=DECODE)
 def test_decode_attention_leaves_everything_alone(judge: Judge) -> None:
-    judge.for_all(st.tuples(cases(judge), cases(judge)), lambda pair: check_unchanged(judge, *pair), examples=20)
+    judge.for_all(st.builds(WithLater, cases(judge), cases(judge)), lambda pair: check_unchanged(judge, *pair), examples=20)
 
 
 @pytest.mark.clause("CLAIM-1", function=DECODE)

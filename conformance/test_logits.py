@@ -7,7 +7,9 @@ import pytest
 import torch
 
 from conformance.cases.logits import RAGGED, LogitsCase, decodes, parallel_cases, poisoned, prefills, uneven_cases
+from conformance.cases.logits_values import corners, values_cases
 from conformance.checks.logits import last_rows, own_rows, parallel
+from conformance.checks.logits_values import check_values
 from conformance.checks.ranks import Ranks
 from conformance.judge import Judge
 
@@ -30,11 +32,17 @@ def test_logits_rows_are_their_own(judge: Judge) -> None:
     judge.for_all(poisoned(judge.capabilities), functools.partial(own_rows, judge), examples=30)
 
 
-def with_ranks(judge: Judge, cases: Callable[[int, torch.dtype], list[LogitsCase]]) -> None:
-    """The cases of each world size, in processes that are started once for it."""
+@pytest.mark.clause("LOGIT-6", function="last_token_logits")
+def test_logits_values(judge: Judge) -> None:
+    cases = values_cases(judge.capabilities)
+    judge.for_all(cases, functools.partial(check_values, judge), examples=40, explicit=corners(judge.capabilities))
+
+
+def with_ranks(judge: Judge, cases: Callable[[int, torch.dtype], list[LogitsCase]], quick: int = 2) -> None:
+    """The cases of each world size, in processes that are started once for it; of `quick` ranks alone at the quick effort."""
     dtype = torch.float32 if torch.float32 in judge.capabilities.dtypes else judge.capabilities.dtypes[0]
     takes_group = judge.implementation.takes("parallel_logits", "group")
-    for world_size in (2,) if judge.effort == "quick" else (2, 3, 4):
+    for world_size in (quick,) if judge.effort == "quick" else (2, 3, 4):
         with Ranks(judge.implementation, world_size) as ranks:
             for case in cases(world_size, dtype):
                 if case.ranks is None or takes_group:
@@ -48,4 +56,4 @@ def test_logits_of_shards(judge: Judge) -> None:
 
 @pytest.mark.clause("LOGIT-5", function="parallel_logits")
 def test_logits_of_uneven_shards(judge: Judge) -> None:
-    with_ranks(judge, uneven_cases)
+    with_ranks(judge, uneven_cases, quick=3)  # that a shard lies beside two of another width takes three

@@ -115,16 +115,18 @@ def render_finding(clause: Clause, finding: Finding, implementation: str, device
     """A failure on one screen, for someone who has never opened this repository."""
     lines = [f"FAIL  {clause.id}  {clause.sentence}", ""]
     parts = finding.case if isinstance(finding.case, tuple) else (finding.case,)
+    names = getattr(finding.case, "_fields", ("with",) * len(parts))
     shown: list[tuple[str, str]] = []
-    for part in parts:
+    for name, part in zip(names, parts, strict=True):
         if hasattr(part, "literals"):
+            shown += [(name.replace("_", " "), "")] if shown else []
             shown += part.literals()
         elif part is not None:
-            shown.append(("with", repr(part)))
+            shown.append((name.replace("_", " "), part if isinstance(part, str) else repr(part)))
     headlines = [part.headline(implementation, device) for part in parts if hasattr(part, "headline")]
     lines.append("  " + (headlines[0] if headlines else f"{implementation}.{function}   {device}"))
     if shown:
-        lines += labelled([("shrunk to", " ".join(shown[0])), *[("", " ".join(pair)) for pair in shown[1:]]])
+        lines += labelled([("shrunk to" if i == 0 else "", " ".join(pair).rstrip()) for i, pair in enumerate(shown)])
     lines += labelled([(label, text) for label, text in finding.facts])
     if finding.likely:
         lines += labelled([("likely", finding.likely)])

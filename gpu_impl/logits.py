@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 import torch
 import torch.distributed as dist
 
@@ -21,7 +24,8 @@ def last_token_logits(hidden: torch.Tensor, weight: torch.Tensor, cu_seqlens_q: 
     if cu_seqlens_q is not None:
         require(cu_seqlens_q.dim() == 1, f"cu_seqlens_q has shape {tuple(cu_seqlens_q.shape)}, it must be (B+1,)")
         hidden = hidden.index_select(0, cu_seqlens_q[1:] - 1)
-    return torch.nn.functional.linear(hidden, weight)
+    with _sums_in_float32(hidden):
+        return torch.nn.functional.linear(hidden, weight)
 
 
 def parallel_logits(
@@ -51,3 +55,18 @@ def parallel_logits(
     shards = [torch.empty_like(shard) for _ in range(size)]
     dist.gather(shard, shards, dst=first_rank, group=group)
     return torch.cat(shards, dim=1)
+
+
+@contextmanager
+def _sums_in_float32(hidden: torch.Tensor) -> Iterator[None]:
+    """By torch's default cuBLAS may add the parts of a split sum in half precision, and does where the weight is transposed (clause LOGIT-6)."""
+    if not hidden.is_cuda or hidden.dtype == torch.float32:
+        yield
+        return
+    matmul = torch.backends.cuda.matmul
+    before = matmul.allow_bf16_reduced_precision_reduction, matmul.allow_fp16_reduced_precision_reduction
+    matmul.allow_bf16_reduced_precision_reduction = matmul.allow_fp16_reduced_precision_reduction = False
+    try:
+        yield
+    finally:
+        matmul.allow_bf16_reduced_precision_reduction, matmul.allow_fp16_reduced_precision_reduction = before

@@ -38,7 +38,9 @@ def prefill_attention(
 
     q: (T, Hq, D). Without block_tables k, v: (T_k, Hk, D) are the keys and values of this pass, end to end as cu_seqlens_k says; with
     block_tables (B, M) they are the caches (N, S, Hk, D), already stored to. Query row t of a sequence with q_len queries and k_len keys
-    sees positions 0 ... k_len - q_len + t. A row that sees nothing is 0. Computed in float64, returned in q's dtype.
+    sees positions 0 ... k_len - q_len + t. A row that sees nothing is 0. max_seqlen_q and max_seqlen_k are upper bounds of the lengths, as
+    in flash-attn; no sequence need reach them. scale is any number: 0 weighs all keys alike, a negative one is arithmetic like any other.
+    cu_seqlens and block_tables may have any strides. A batch of no sequence has no row. Computed in float64, returned in q's dtype.
     Raises ValueError for cu_seqlens that decrease or do not fit, for shapes that do not fit (k and v have one shape, Hq is a multiple of
     Hk), and for a bad table.
     """
@@ -103,8 +105,8 @@ def decode_attention(
     """(B, Hq, D): one query per sequence over the first context_lens[i] positions of its table (clauses DEC-1...9).
 
     q: (B, Hq, D), k_cache, v_cache: (N, S, Hk, D), context_lens: (B,), block_tables: (B, M). A sequence's own newest KV is already stored.
-    A row of context 0 (graph padding) is 0. Computed in float64, returned in q's dtype. Raises ValueError for shapes that do not fit
-    and for a bad table or length.
+    A row of context 0 (graph padding) is 0; scale, strides and an empty batch as in `prefill_attention`. Computed in float64, returned in
+    q's dtype. Raises ValueError for shapes that do not fit and for a bad table or length.
     """
     return decode_attention_with_lse(
         q, k_cache, v_cache, context_lens=context_lens, block_tables=block_tables, scale=scale

@@ -29,6 +29,8 @@ UNUSABLE = {  # arguments -> the sentence
     ("--device", "nosuch"): "--device nosuch is neither cpu nor cuda",
     ("--timeout-seconds", "0"): "--timeout-seconds 0 is no whole number of seconds",
     ("--waivers", "missing.toml"): "--waivers missing.toml: ",
+    ("-k", "nosuch"): "-k nosuch selects no test: subjects are slot_mapping, store_kvcache, prefill_attention, ",
+    ("-k", "DEC-99"): ", sampling, clauses are BATCH-1...7 SLOT-1...2 ",
     ("--nosuch",): "unrecognized arguments: --nosuch",
 }
 if not torch.cuda.is_available():

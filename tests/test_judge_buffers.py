@@ -107,12 +107,23 @@ def test_rows_hold_what_they_were_given(layout):
     rows = values_of((3, 2, 5), torch.float16)
     view = Buffers(CPU).put("q", rows, layout)
     assert torch.equal(view, rows)
-    assert view.stride() == {"plain": (10, 5, 1), "fused": (30, 5, 1), "head_major": (5, 15, 1)}[layout]
+    assert view.stride() == {"plain": (10, 5, 1), "fused": (30, 5, 1), "head_major": (5, 15, 1), "unaligned": (10, 5, 1)}[layout]
+    assert (view.storage_offset() % 8 != 0) == (layout in ("fused", "unaligned"))
 
 
 def test_a_strided_vector_holds_every_second_element():
     view = Buffers(CPU).put("slot_mapping", torch.arange(5), "strided")
     assert view.tolist() == [0, 1, 2, 3, 4] and view.stride() == (2,)
+
+
+@pytest.mark.parametrize(("layout", "vector", "matrix"), [("strided", 2, (6, 2)), ("transposed", 3, (1, 2))])
+def test_metadata_lie_apart(layout, vector, matrix):
+    lens, table = torch.arange(5, dtype=torch.int32), torch.arange(6, dtype=torch.int32).view(2, 3)
+    made = Buffers(CPU)
+    views = made.put("context_lens", lens, layout, gap=1), made.put("block_tables", table, layout, gap=0)
+    assert torch.equal(views[0], lens) and torch.equal(views[1], table)
+    assert views[0].stride() == (vector,) and views[1].stride() == matrix
+    assert views[0].as_strided((2,), (1,), views[0].storage_offset()).tolist() == [0, 1]
 
 
 def test_a_narrowed_table_has_the_pitch_of_the_wider_one():

@@ -9,12 +9,21 @@ from pathlib import Path
 
 import pytest
 import torch
+from hypothesis import strategies as st
+from planted import judge_of
 
 from conformance.cases.attention import Limits, attention_cases
+from conformance.cases.growing import growing
+from conformance.cases.logits import poisoned
+from conformance.cases.logits_values import values_cases
 from conformance.cases.sequences import decodes, prefills
 from conformance.cases.stores import SKIPS, STRIDED_LAYOUTS, stores
 from conformance.checks.batches import BatchChecks
-from conformance.checks.empties import check_empties
+from conformance.checks.empties import check_empties, check_unchanged
+from conformance.checks.growing import check_growing
+from conformance.checks.influence import check_chunks, check_neighbours, check_surroundings
+from conformance.checks.logits import own_rows
+from conformance.checks.logits_values import check_values as check_logits_values
 from conformance.checks.read_sets import check_pairing, check_read_set
 from conformance.checks.store import check_store
 from conformance.checks.values import check_values
@@ -22,6 +31,7 @@ from conformance.clauses import CLAUSES
 from conformance.findings import Broken
 from conformance.implementation import load_implementation
 from conformance.judge import Judge
+from conformance.mutants.steps import SoundSteps
 from conformance.replay import claims_of, write_replay
 from conformance.verdicts import render_finding
 
@@ -45,6 +55,10 @@ def batch(judge, method):
     return cases, getattr(BatchChecks(judge), method)
 
 
+def grown(judge):
+    return growing(judge.capabilities), functools.partial(check_growing, judge)
+
+
 JUDGED = [  # mutant, clause, function, (cases, check) of a judge
     ("newest_token_dropped", "DEC-1", "decode_attention", lambda judge: attention(judge, check_read_set)),
     ("causal_top_left", "PRE-1", "prefill_attention", lambda judge: attention(judge, check_read_set)),
@@ -62,6 +76,18 @@ JUDGED = [  # mutant, clause, function, (cases, check) of a judge
     ("slots_as_int64", "SLOT-1", "compute_slot_mapping", lambda judge: batch(judge, "computed_slots")),
     ("max_seqlen_of_first_sequence", "BATCH-4", "prepare_prefill", lambda judge: batch(judge, "max_seqlens")),
     ("tables_only_if_all_hit", "BATCH-5", "prepare_prefill", lambda judge: batch(judge, "block_tables")),
+    ("slots_start_at_zero", "SLOT-2", "prepare_prefill", lambda judge: batch(judge, "chunks")),
+    ("rows_picked_by_a_product_with_zeros", "LOGIT-3", "last_token_logits",
+     lambda judge: (poisoned(judge.capabilities), functools.partial(own_rows, judge))),
+    ("logits_summed_in_bfloat16", "LOGIT-6", "last_token_logits",
+     lambda judge: (values_cases(judge.capabilities), functools.partial(check_logits_values, judge))),
+    ("lone_sequence_without_scale", "DEC-5", "decode_attention", lambda judge: attention(judge, check_neighbours, min_sequences=2)),
+    ("batch_without_scale", "DEC-5", "decode_attention", lambda judge: attention(judge, check_neighbours, min_sequences=2)),
+    ("batch_without_scale", "PRE-3", "prefill_attention", lambda judge: attention(judge, check_surroundings, paged=True, min_sequences=2)),
+    ("second_chunk_misaligned", "PRE-4", "prefill_attention", lambda judge: attention(judge, check_chunks, 7, paged=True)),
+    ("store_is_queued", "STEP-1", "decode_attention", grown),
+    ("scale_missing", "STEP-1", "decode_attention", grown),
+    ("newest_dropped_when_it_opens_a_block", "STEP-1", "decode_attention", grown),
 ]
 
 
@@ -95,7 +121,7 @@ def told_by(finding):
     return label.replace("out[", "result[")
 
 
-@pytest.mark.parametrize(("name", "clause", "function", "how"), JUDGED, ids=[entry[0] for entry in JUDGED])
+@pytest.mark.parametrize(("name", "clause", "function", "how"), JUDGED, ids=[f"{entry[1]} {entry[0]}" for entry in JUDGED])
 def test_a_replay_names_the_element_that_the_report_names(tmp_path, name, clause, function, how):
     finding, implementation = failure(name, clause, function, how)
     report = render_finding(CLAUSES[clause], finding, implementation.name, "cpu", function)
@@ -112,6 +138,41 @@ def test_a_replay_names_the_element_that_the_report_names(tmp_path, name, clause
             got, want, limit = numbers(text)
             told = numbers(wrong.stdout.splitlines()[0].split(":", 1)[1])
             assert told[:2] == pytest.approx([got, want], rel=1e-5, nan_ok=True) and told[2] == pytest.approx(limit, rel=5e-2)
+
+
+@pytest.mark.parametrize(("name", "clause", "function"), [
+    ("decode_output_buffer_kept", "DEC-9", "decode_attention"), ("prefill_output_buffer_kept", "PRE-9", "prefill_attention"),
+])  # fmt: skip
+def test_a_result_that_a_later_call_overwrites_is_replayed_by_two_calls(tmp_path, name, clause, function):
+    def twice(judge):
+        cases, _ = attention(judge, check_unchanged)
+        return st.tuples(cases, cases), lambda pair: check_unchanged(judge, *pair)
+
+    finding, implementation = failure(name, clause, function, twice)
+    write_replay(CLAUSES[clause], finding, "", implementation, tmp_path)
+    script = next(tmp_path.glob("*.py"))
+    wrong, right = run(script, tmp_path), run(script, tmp_path, "conformance.mutants:sound")
+    assert (wrong.returncode, right.returncode) == (1, 0), (wrong, right)
+    assert re.match(r"result\[\d+, \d+, \d+\]: was \S+, is \S+ after a second call\n", wrong.stdout), wrong.stdout
+
+
+class OverwritesTheFirstSlot(SoundSteps):
+    """A store of one row writes it over the row that was stored first, too."""
+
+    def write(self, cache, block, offset, row):
+        cache[block, offset] = row
+        first = self.__dict__.setdefault("first", {}).setdefault(cache.data_ptr(), (block, offset))
+        if len(self.mapping) == 1:
+            cache[first] = row
+
+
+def test_a_slot_that_a_later_step_overwrote_is_named():
+    judge = judge_of(OverwritesTheFirstSlot(), "STEP-1")
+    cases, check = grown(judge)
+    with pytest.raises(Broken) as caught:
+        judge.for_all(cases, check, examples=40)
+    assert re.fullmatch(r"slot \d+ does not hold the key of position 0 \(1 of \d+ positions are wrong\)", dict(caught.value.finding.facts)["cache"])
+    assert "overwritten by a later step" in caught.value.finding.likely
 
 
 def test_a_user_s_file_is_found_from_the_folder_that_the_suite_ran_in(tmp_path, monkeypatch):
@@ -156,6 +217,10 @@ def test_claims_are_read_from_the_facts():
         ("input_ids", "has shape (3,), it must be (4,)"),
         ("block_tables", "is a tensor although no sequence has cached tokens, it must be None"),
         ("split at", "3 of 7 tokens"),
+        ("returned", "a list, the contract says a tensor of shape (1, 1, 16)"),
+        ("returned", "shape (1, 16), the contract says (1, 1, 16)"),
+        ("returned", "dtype torch.float64, q has torch.float16"),
+        ("returned", "a Tensor, the contract says None: the caches are written in place"),
     ]
     assert claims_of(facts) == [
         ("slot_mapping", (3,), "7"),
@@ -164,4 +229,8 @@ def test_claims_are_read_from_the_facts():
         ("slot_mapping", "dtype", "torch.int32"),
         ("input_ids", "shape", "(4,)"),
         ("block_tables", "type", "NoneType"),
+        ("result", "type", "Tensor"),
+        ("result", "shape", "(1, 1, 16)"),
+        ("result", "dtype", "torch.float16"),
+        ("result", "type", "NoneType"),
     ]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
+from typing import NamedTuple
 
 import torch
 from hypothesis import strategies as st
@@ -40,6 +41,8 @@ class AttentionCase:
     filler: str = "minus_one"  # what stands in table cells beyond a sequence's blocks
     cache_layout: str = "plain"
     row_layout: str = "plain"
+    metadata_layout: str = "plain"  # of block_tables, context_lens and cu_seqlens
+    seqlen_slack: int = 0  # how much larger than the longest sequence max_seqlen_q and max_seqlen_k are
     scale: float = 0.25
     table_seed: int = 0
     data_seed: int = 0
@@ -125,11 +128,39 @@ class AttentionCase:
             shown.append(("pool", f"{self.num_blocks} blocks, {self.cache_layout} layout"))
         if self.row_layout != "plain":
             shown.append(("q", f"{self.row_layout} rows"))
+        if self.metadata_layout != "plain":
+            shown.append(("metadata", f"{self.metadata_layout} integers"))
+        if self.seqlen_slack:
+            shown.append(("max_seqlen", f"{self.seqlen_slack} more than the longest"))
         shown.append(("scale", repr(self.scale)))
         return shown
 
     def size(self) -> int:
         return sum(self.context_lens)
+
+
+# --- a case and what a check does with it: the names of the fields stand in a report ---
+
+
+class WithQueries(NamedTuple):
+    case: AttentionCase
+    normal_queries_times: float
+
+
+class WithSplit(NamedTuple):
+    case: AttentionCase
+    split_number: int  # each sequence's t queries are cut after split_number % (t + 1), or t
+
+
+class WithScores(NamedTuple):
+    case: AttentionCase
+    scores_along_the_positions: str
+    all_shifted_by: float
+
+
+class WithLater(NamedTuple):
+    case: AttentionCase
+    then_a_call_with: AttentionCase
 
 
 def short(text: str, limit: int = 300) -> str:

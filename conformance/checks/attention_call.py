@@ -57,15 +57,19 @@ def attend(judge: Judge, case: AttentionCase, numbers: Numbers, **options: Any) 
     if case.paged:
         in_blocks = (case.num_blocks, case.block_size, case.num_kv_heads, case.head_dim)
         k, v = buffers.put_caches(keys.reshape(in_blocks), values.reshape(in_blocks), case.cache_layout)
-        kwargs["block_tables"] = buffers.put_table("block_tables", case.table_tensor(), extra_columns=case.spare_columns)
+        if case.metadata_layout == "plain":
+            kwargs["block_tables"] = buffers.put_table("block_tables", case.table_tensor(), extra_columns=case.spare_columns)
+        else:
+            kwargs["block_tables"] = buffers.put("block_tables", case.table_tensor(), case.metadata_layout, gap=0)
     else:
         k, v = buffers.put("k", keys, case.row_layout), buffers.put("v", values, case.row_layout)
     if case.decode:
-        kwargs["context_lens"] = buffers.put("context_lens", torch.tensor(case.context_lens, dtype=torch.int32))
+        kwargs["context_lens"] = buffers.put("context_lens", torch.tensor(case.context_lens, dtype=torch.int32), case.metadata_layout, gap=1)
     else:
         for name, counts in (("cu_seqlens_q", case.query_lens), ("cu_seqlens_k", case.context_lens)):
-            kwargs[name] = buffers.put(name, torch.tensor(prefix_sums(list(counts)), dtype=torch.int32))
-        kwargs["max_seqlen_q"], kwargs["max_seqlen_k"] = max(case.query_lens, default=0), max(case.context_lens, default=0)
+            kwargs[name] = buffers.put(name, torch.tensor(prefix_sums(list(counts)), dtype=torch.int32), case.metadata_layout, gap=1)
+        for name, counts in (("max_seqlen_q", case.query_lens), ("max_seqlen_k", case.context_lens)):
+            kwargs[name] = max(counts, default=0) + case.seqlen_slack
     buffers.freeze()
     dirty_free_memory(tuple(q.shape), case.dtype, judge.device)
     result = judge.call(case.function, q, k, v, **kwargs)

@@ -11,6 +11,7 @@ import torch
 
 from conformance.buffers import Buffers
 from conformance.cases.sequences import SequencesCase
+from conformance.checks.likely_batches import first_fitting, likely_of_slots, likely_of_table
 from conformance.findings import Broken
 from conformance.judge import Judge
 from reference import SequenceState
@@ -34,9 +35,10 @@ def field_of(batch: Any, name: str) -> Any:
 
 
 def require_equal(
-    got: Any, want: list[Any], name: str, dtype: torch.dtype, device: torch.device, where: Callable[[int], str] | None = None
-) -> None:
-    """A one-dimensional tensor equals a list; the first difference is named."""
+    got: Any, want: list[Any], name: str, dtype: torch.dtype, device: torch.device, where: Callable[[int], str] | None = None,
+    likely: Callable[[list[int]], str] | None = None,
+) -> None:  # fmt: skip
+    """A one-dimensional tensor equals a list; the first difference is named, and `likely` says what the whole tensor may be."""
     tensor = require_tensor(got, name, dtype, device)
     if tuple(tensor.shape) != (len(want),):
         raise Broken((name, f"has shape {tuple(tensor.shape)}, it must be ({len(want)},)"))
@@ -44,7 +46,7 @@ def require_equal(
     for i, (value, wanted) in enumerate(zip(values, want, strict=True)):
         if value != wanted:
             place = f"  ({where(i)})" if where else ""
-            raise Broken((f"{name}[{i}]", f"is {value}, it must be {wanted}{place}"))
+            raise Broken((f"{name}[{i}]", f"is {value}, it must be {wanted}{place}"), likely=likely(values) if likely else "")
 
 
 def prefix_sums(counts: list[int]) -> list[int]:
@@ -106,6 +108,12 @@ class BatchChecks:
         require_equal(
             field_of(batch, "input_ids"), want, "input_ids", torch.int64, self.device,
             lambda t: f"the token of sequence {rows[t][0]} at position {rows[t][1]}",
+            lambda got: first_fitting(got, {
+                "num_cached_tokens is ignored: the sequences' first tokens are fed":
+                    [states[i].token_ids[p - states[i].num_cached_tokens] for i, p in rows],
+                "token 0 is taken for padding": [token or (set(got) - set(want) or {0}).pop() for token in want],
+                "token ids are kept in 32 bits": [(token + 2**31) % 2**32 - 2**31 for token in want],
+            }),
         )  # fmt: skip
 
     def positions(self, case: SequencesCase) -> None:
@@ -115,6 +123,12 @@ class BatchChecks:
         require_equal(
             field_of(batch, "positions"), [position for _, position in rows], "positions", torch.int64, self.device,
             lambda t: f"row {t} is of sequence {rows[t][0]}",
+            lambda got: first_fitting(got, {
+                "positions count from the chunk's start, not from the sequence's": [p - states[i].num_cached_tokens for i, p in rows],
+                "positions count through the batch": list(range(len(rows))),
+                "positions are one too far": [p + 1 for _, p in rows],
+                "positions are one too far after a prefix hit": [p + (states[i].num_cached_tokens > 0) for i, p in rows],
+            }),
         )  # fmt: skip
 
     def cu_seqlens(self, case: SequencesCase) -> None:
@@ -123,7 +137,14 @@ class BatchChecks:
         want_q = prefix_sums([state.num_scheduled_tokens for state in states])
         want_k = prefix_sums([state.num_cached_tokens + state.num_scheduled_tokens for state in states])
         require_equal(field_of(batch, "cu_seqlens_q"), want_q, "cu_seqlens_q", torch.int32, self.device)
-        require_equal(field_of(batch, "cu_seqlens_k"), want_k, "cu_seqlens_k", torch.int32, self.device)
+        require_equal(
+            field_of(batch, "cu_seqlens_k"), want_k, "cu_seqlens_k", torch.int32, self.device,
+            likely=lambda got: first_fitting(got, {
+                "the whole prompt is counted, not cached + scheduled tokens": prefix_sums([len(state.token_ids) for state in states]),
+                "the cached tokens are forgotten": want_q,
+                "the scheduled tokens are forgotten": prefix_sums([state.num_cached_tokens for state in states]),
+            }),
+        )  # fmt: skip
 
     def max_seqlens(self, case: SequencesCase) -> None:
         states = case.states()
@@ -137,7 +158,20 @@ class BatchChecks:
             if isinstance(got, bool) or not isinstance(got, Integral):
                 raise Broken((name, f"is {got!r} of type {type(got).__name__}, the contract says an int"))
             if got != want:
-                raise Broken((name, f"is {got}, it must be {want}"))
+                raise Broken((name, f"is {got}, it must be {want}"), likely=self.likely_of_largest(name, int(got), states))
+
+    def likely_of_largest(self, name: str, got: int, states: list[SequenceState]) -> str:
+        queries = [state.num_scheduled_tokens for state in states]
+        keys = [state.num_cached_tokens + state.num_scheduled_tokens for state in states]
+        lengths = queries if name == "max_seqlen_q" else keys
+        return first_fitting([got], {
+            "it is the first sequence's": lengths[:1],
+            "it is the last sequence's": lengths[-1:],
+            "it is the sum of all sequences": [sum(lengths)],
+            "it is taken from the queries": [max(queries)],
+            "it is taken from the keys": [max(keys)],
+            "the whole prompt is counted": [max(len(state.token_ids) for state in states)],
+        }) or ("it is an earlier call's" if got > max(lengths) else "")  # fmt: skip
 
     def block_tables(self, case: SequencesCase) -> None:
         states = case.states()
@@ -160,7 +194,8 @@ class BatchChecks:
             for column, (got, wanted) in enumerate(zip(row, want, strict=True)):
                 if got != wanted:
                     what = "sequence's own table" if column < len(states[i].block_table) else "padding"
-                    raise Broken((f"block_tables[{i}, {column}]", f"is {got}, it must be {wanted} ({what})"))
+                    told = f"is {got}, it must be {wanted} ({what})"
+                    raise Broken((f"block_tables[{i}, {column}]", told), likely=likely_of_table(states, i, row))
 
     def warm_up(self, case: SequencesCase) -> None:
         batch = self.prefill(case.states(), case.block_size)
@@ -176,9 +211,18 @@ class BatchChecks:
         batch = self.decode(states, case.block_size)
         lengths = [len(state.token_ids) for state in states]
         last_tokens = [state.token_ids[-1] for state in states]
-        require_equal(field_of(batch, "input_ids"), last_tokens, "input_ids", torch.int64, self.device)
-        require_equal(field_of(batch, "positions"), [n - 1 for n in lengths], "positions", torch.int64, self.device)
-        require_equal(field_of(batch, "context_lens"), lengths, "context_lens", torch.int32, self.device)
+        require_equal(
+            field_of(batch, "input_ids"), last_tokens, "input_ids", torch.int64, self.device,
+            likely=lambda got: first_fitting(got, {"the first token is fed": [state.token_ids[0] for state in states]}),
+        )  # fmt: skip
+        require_equal(
+            field_of(batch, "positions"), [n - 1 for n in lengths], "positions", torch.int64, self.device,
+            likely=lambda got: first_fitting(got, {"the position is len, it must be len - 1": lengths}),
+        )  # fmt: skip
+        require_equal(
+            field_of(batch, "context_lens"), lengths, "context_lens", torch.int32, self.device,
+            likely=lambda got: first_fitting(got, {"the newest token is not counted": [n - 1 for n in lengths]}),
+        )  # fmt: skip
         self.require_tables(field_of(batch, "block_tables"), states)
 
     # --- slots --------------------------------------------------------------------------------------------------------------------
@@ -195,12 +239,17 @@ class BatchChecks:
     def require_slots(self, got: Any, states: list[SequenceState], block_size: int, rows: list[tuple[int, int]]) -> None:
         want = [slot(states, block_size, i, position) for i, position in rows]
         require_equal(
-            got, want, "slot_mapping", torch.int32, self.device, lambda t: describe_row(states, block_size, *rows[t])
-        )
+            got, want, "slot_mapping", torch.int32, self.device, lambda t: describe_row(states, block_size, *rows[t]),
+            lambda slots: likely_of_slots(states, block_size, rows, slots),
+        )  # fmt: skip
 
     def computed_slots(self, case: SequencesCase) -> None:
-        """compute_slot_mapping, from tensors with spare columns of -1 and of other blocks."""
-        states = case.states()
+        """compute_slot_mapping, from tensors with spare columns; every second sequence or so is followed by one that schedules nothing."""
+        states = []
+        for state in case.states():
+            states.append(state)
+            if sum(state.block_table) % 2:  # a repeated entry of cu_seqlens_q: its table must not be read
+                states.append(state._replace(num_scheduled_tokens=0, block_table=[block + 1 for block in state.block_table]))
         rows = rows_of(states)
         width = max(len(state.block_table) for state in states) + case.block_size % 3
         tables = torch.full((len(states), width), -1, dtype=torch.int32)
@@ -224,21 +273,17 @@ class BatchChecks:
         """The chunks of a split prefill, laid end to end, are the slots of one pass; the split falls where the case's cached counts say."""
         for i, state in enumerate(case.states()):
             end = state.num_cached_tokens + state.num_scheduled_tokens
-            want = [slot([state], case.block_size, 0, position) for position in range(end)]
-            got: list[int] = []
             for start, stop in ((0, state.num_cached_tokens), (state.num_cached_tokens, end)):
-                if stop > start:
-                    chunk = SequenceState(state.token_ids, start, stop - start, state.block_table)
-                    got += require_tensor(
-                        field_of(self.prefill([chunk], case.block_size), "slot_mapping"), "slot_mapping", torch.int32, self.device
-                    ).tolist()
-            if got != want:
-                first = next((t for t, (a, b) in enumerate(zip(got, want, strict=False)) if a != b), min(len(got), len(want)))
-                raise Broken(
-                    ("split at", f"{state.num_cached_tokens} of {end} tokens"),
-                    (f"slot_mapping[{first}]", f"of the chunks laid end to end is {got[first : first + 1]}, of one pass {want[first : first + 1]}"),
-                    ("at", describe_row(case.states(), case.block_size, i, min(first, end - 1))),
-                )
+                if stop == start:
+                    continue
+                chunk = [SequenceState(state.token_ids, start, stop - start, state.block_table)]
+                got = field_of(self.prefill(chunk, case.block_size), "slot_mapping")
+                try:
+                    self.require_slots(got, chunk, case.block_size, rows_of(chunk))
+                except Broken as broken:
+                    split = f"sequence {i} after {state.num_cached_tokens} of {end} tokens; this is the chunk [{start}, {stop})"
+                    broken.finding.facts.insert(0, ("split", split))
+                    raise
 
     def decode_equals_prefill(self, case: SequencesCase) -> None:
         """A decode step's slot is the slot that a prefill gives to the same position."""
@@ -248,8 +293,11 @@ class BatchChecks:
         states = case.states()
         whole = [SequenceState(state.token_ids, 0, len(state.token_ids), state.block_table) for state in states]
         slots = require_tensor(field_of(self.prefill(whole, case.block_size), "slot_mapping"), "slot_mapping", torch.int32, self.device)
-        decoded = field_of(self.decode(states, case.block_size), "slot_mapping").tolist()
         ends = prefix_sums([len(state.token_ids) for state in states])[1:]
-        prefilled = [slots.tolist()[end - 1] for end in ends]
-        if decoded != prefilled:
-            raise Broken(("slot_mapping", f"of the decode step is {decoded}, the prefill's last slots are {prefilled}"))
+        if tuple(slots.shape) != (ends[-1],):
+            raise Broken(("slot_mapping", f"has shape {tuple(slots.shape)}, it must be ({ends[-1]},)"))
+        for i, end in enumerate(ends):
+            want = slot(states, case.block_size, i, len(states[i].token_ids) - 1)
+            if int(slots[end - 1]) != want:
+                what = f"the decode step of sequence {i} writes its last token there"
+                raise Broken((f"slot_mapping[{end - 1}]", f"is {int(slots[end - 1])}, it must be {want}  ({what})"))

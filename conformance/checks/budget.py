@@ -50,7 +50,7 @@ def exact_and_limit(
     if dtype == torch.float32 and float32_products == "tf32":
         unit = 2.0**-11  # the weights are rounded to tf32 before they meet V
         product_error = 2 * 2.0**-11 + 2 * 2.0**-24
-    sizes = scale * torch.einsum("thd,nhd->htn", q.abs(), keys.abs()).masked_fill(hidden, 0.0)
+    sizes = abs(scale) * torch.einsum("thd,nhd->htn", q.abs(), keys.abs()).masked_fill(hidden, 0.0)
     largest = sizes.amax(dim=2) if len(keys) else sizes.new_zeros(heads, len(q))
     score_error = product_error * largest.T[:, :, None]
     sums = (visible.clamp(min=0).double()[:, None, None] + 16) * 2.0**-24 + 2.0**-22

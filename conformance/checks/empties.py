@@ -6,16 +6,21 @@ import torch
 
 from conformance.buffers import bits
 from conformance.cases.attention import AttentionCase
-from conformance.checks.attention_call import attend
+from conformance.checks.attention_call import attend, loud_numbers
 from conformance.checks.read_sets import check_read_set
 from conformance.checks.values import random_numbers
-from conformance.findings import Broken
+from conformance.findings import OVERWRITTEN, Broken
 from conformance.judge import Judge
 
 
 def check_empties(judge: Judge, case: AttentionCase) -> None:
     """Rows beside sequences without queries (prefill) or of context 0 (decode) read what they should, and every row is written."""
     check_read_set(judge, case)
+
+
+def check_empty_batch(judge: Judge, case: AttentionCase) -> None:
+    """A batch of nobody gives an empty result; `attend` judges its shape and dtype."""
+    attend(judge, case, loud_numbers(case))
 
 
 def check_unchanged(judge: Judge, case: AttentionCase, later: AttentionCase) -> None:
@@ -27,6 +32,6 @@ def check_unchanged(judge: Judge, case: AttentionCase, later: AttentionCase) -> 
         attend(judge, other, random_numbers(other, query_scale=4.0))
         if not torch.equal(bits(call.result.contiguous()), before):
             raise Broken(
-                ("found", "the result of an earlier call was overwritten by a later one"),
+                ("found", OVERWRITTEN),
                 likely="an output buffer is kept and handed out twice",
             )

@@ -49,9 +49,7 @@ def check_growing(judge: Judge, case: GrowingCase) -> None:
                     f"{'prefill' if prefill else 'decode'} of {counts[i]} after {state.num_cached_tokens}, sequence {i}, position {visible - 1} "
                     f"= logical block {(visible - 1) // case.block_size}, offset {(visible - 1) % case.block_size}"
                 )
-                share = require_row(
-                    out[row], q[row], past[i], visible, pipeline.scale, case.dtype, judge.capabilities.float32_products, where
-                )
+                share = require_row(pipeline, out, row, past[i], visible, tables[i], where)
                 judge.note_budget(case.dtype, share)
                 row += 1
 

@@ -6,11 +6,12 @@ from dataclasses import replace
 
 import torch
 
+from conformance.buffers import METADATA_LAYOUTS
 from conformance.cases.attention import FILLERS, AttentionCase
-from conformance.checks.attention_call import AttentionCall, Numbers, attend, loud_numbers, row_name
+from conformance.checks.attention_call import AttentionCall, Numbers, attend, head_name, loud_numbers, row_name
 from conformance.checks.read_sets import check_counts, check_read_set
-from conformance.checks.values import budgeted, random_numbers, require_within
-from conformance.findings import Broken
+from conformance.checks.values import Budgeted, budgeted, random_numbers, require_within
+from conformance.findings import Broken, Call, Refused
 from conformance.judge import Judge
 
 
@@ -43,19 +44,54 @@ def require_same(judge: Judge, case: AttentionCase, first: AttentionCall, base: 
     except Broken as broken:
         broken.finding.facts.insert(0, ("changed", what))
         raise
-    require_close(case, first.out, second.out, 2 * expected.limit, f"differs when {what}")
+    require_close(case, first, second, list(range(len(case.rows))), expected, f"differs when {what}")
 
 
-def require_close(case: AttentionCase, left: torch.Tensor, right: torch.Tensor, limit: torch.Tensor, sentence: str) -> None:
-    sees = torch.tensor([visible > 0 for _, visible in case.rows], dtype=torch.bool)
-    wrong = ~((left - right).abs() <= limit) & sees[:, None, None]
-    if wrong.any():
-        row, head, dim = (int(x) for x in wrong.nonzero()[0])
-        raise Broken(
-            (f"{row_name(case, row)}, head {head}, dimension {dim}", sentence),
-            ("first", f"{float(left[row, head, dim]):.8g}"),
-            ("second", f"{float(right[row, head, dim]):.8g} (they may differ by {float(limit[row, head, dim]):.3g})"),
-        )
+def require_close(
+    case: AttentionCase, first: AttentionCall, second: AttentionCall, rows: list[int], expected: Budgeted, sentence: str
+) -> None:
+    """Row r of the second call is the first call's row rows[r], within the rounding of both; rows < 0 are not asked.
+
+    Calls that differ by more than twice the budget: one of them is outside it. That one is named, and replayed.
+    """
+    asked = [r for r, row in enumerate(rows) if row >= 0 and case.rows[row][1] > 0]
+    theirs = [rows[r] for r in asked]
+    exact, limit = expected.exact[theirs], expected.limit[theirs]
+    wrong = ~((first.out[theirs] - second.out[asked]).abs() <= 2 * limit)
+    if not wrong.any():
+        return
+    place = tuple(int(x) for x in wrong.nonzero()[0])
+    in_first = not bool((first.out[theirs] - exact).abs()[place] <= limit[place])
+    guilty, other, at = (first, second.out[asked], theirs) if in_first else (second, first.out[theirs], asked)
+    row, head, dim = at[place[0]], *place[1:]
+    want, limits = torch.zeros_like(guilty.out), torch.full_like(guilty.out, float("inf"))  # other rows are not asked
+    want[row], limits[row] = exact[place[0]], limit[place[0]].masked_fill(~wrong[place[0]], float("inf"))  # nor where the two agree
+    raise Broken(
+        (f"{row_name(case, theirs[place[0]])}, {head_name(case, head)}, dimension {dim}", sentence),
+        (f"{'first' if in_first else 'second'} call", f"is wrong at out[{row}, {head}, {dim}]"),
+        ("got", f"{float(guilty.out[row, head, dim]):.8g}"),
+        ("want", f"{float(exact[place]):.8g} ± {float(limit[place]):.3g}"),
+        ("the other call", f"{float(other[place]):.8g} (the two may differ by {2 * float(limit[place]):.3g})"),
+        call=Call(guilty.function, guilty.args, guilty.kwargs, want, limits),
+    )
+
+
+def check_metadata(judge: Judge, case: AttentionCase) -> None:
+    """Tables and lengths as strided integers, and max_seqlen as upper bounds. A layout may be refused; then the others are still tried."""
+    check_read_set(judge, case)
+    variants = [(f"block tables and lengths are {layout} integers", replace(case, metadata_layout=layout)) for layout in METADATA_LAYOUTS[1:]]
+    if not case.decode:
+        for slack in (1, 1 + case.block_size + case.data_seed % 300):
+            variants.append((f"max_seqlen_q and max_seqlen_k are {slack} more than the longest", replace(case, seqlen_slack=slack)))
+    for what, variant in variants:
+        judge.record.examples += 1
+        try:
+            check_read_set(judge, variant)
+        except Refused as refusal:
+            judge.record.refusals[str(refusal)] = judge.record.refusals.get(str(refusal), 0) + 1
+        except Broken as broken:
+            broken.finding.facts.append(("changed", what))
+            raise
 
 
 def check_large_pool(judge: Judge, case: AttentionCase) -> None:
@@ -76,36 +112,26 @@ def check_neighbours(judge: Judge, case: AttentionCase) -> None:
     check_read_set(judge, case)
     base = random_numbers(case, query_scale=1.0)
     whole = attend(judge, case, base)
-    limit = budgeted(judge, case, base).limit
+    expected = budgeted(judge, case, base)
     parts = rows_of_sequences(case)
     count = len(parts)
-    require_untouched_by_nan(judge, case, base, whole, limit)
+    require_untouched_by_nan(judge, case, base, whole, expected)
     orders = [list(range(count))[::-1]] + [[i] for i in {0, count // 2, count - 1}]
     for order in orders:
         variant, numbers = subset(case, base, order)
-        out = attend(judge, variant, numbers).out
-        row = 0
-        for i in order:
-            part = parts[i]
-            size = part.stop - part.start
-            again = torch.zeros_like(whole.out)
-            again[part] = out[row : row + size]
-            mask = torch.zeros(len(case.rows), dtype=torch.bool)
-            mask[part] = True
-            sentence = "differs when its sequence is alone" if len(order) == 1 else "differs when the batch is in reverse order"
-            require_close(case, torch.where(mask[:, None, None], whole.out, 0.0), again, 2 * limit, sentence)
-            row += size
+        sentence = "differs when its sequence is alone" if len(order) == 1 else "differs when the batch is in reverse order"
+        rows = [row for i in order for row in range(parts[i].start, parts[i].stop)]
+        require_close(case, whole, attend(judge, variant, numbers), rows, expected, sentence)
 
 
-def require_untouched_by_nan(judge: Judge, case: AttentionCase, base: Numbers, whole: AttentionCall, limit: torch.Tensor) -> None:
+def require_untouched_by_nan(judge: Judge, case: AttentionCase, base: Numbers, whole: AttentionCall, expected: Budgeted) -> None:
     """Rows stay what they are when every other sequence's queries are NaN."""
     poisoned = torch.tensor([sequence % 2 == 1 for sequence, _ in case.rows], dtype=torch.bool)
     numbers = Numbers(q=base.q.clone(), keys=base.keys, values=base.values)
     numbers.q[poisoned] = float("nan")
-    out = attend(judge, case, numbers).out
-    kept = ~poisoned[:, None, None]
+    rows = [-1 if sequence % 2 == 1 else row for row, (sequence, _) in enumerate(case.rows)]
     sentence = "differs when the queries of every second sequence are NaN"
-    require_close(case, torch.where(kept, whole.out, 0.0), torch.where(kept, out, 0.0), 2 * limit, sentence)
+    require_close(case, whole, attend(judge, case, numbers), rows, expected, sentence)
 
 
 def subset(case: AttentionCase, base: Numbers, order: list[int]) -> tuple[AttentionCase, Numbers]:
@@ -134,7 +160,6 @@ def check_chunks(judge: Judge, case: AttentionCase, split: int) -> None:
     require_within(judge, case, whole, expected)
     parts = rows_of_sequences(case)
     cuts = [min(split % (t + 1), t) for t in case.query_lens]
-    chunked = torch.zeros_like(whole.out)
     for first in (True, False):
         counts = [cut if first else t - cut for cut, t in zip(cuts, case.query_lens, strict=True)]
         here = [i for i, count in enumerate(counts) if count > 0]  # sequences that have nothing to do in a step are not in its batch
@@ -154,19 +179,18 @@ def check_chunks(judge: Judge, case: AttentionCase, split: int) -> None:
         for mine, i in zip(chunk.slots, here, strict=True):
             theirs = case.slots[i][: len(mine)]
             numbers.keys[mine], numbers.values[mine] = base.keys[theirs], base.values[theirs]
-        out = attend(judge, chunk, numbers).out
-        chunked[torch.cat([torch.arange(r.start, r.stop) for r in rows])] = out
-    require_close(case, whole.out, chunked, 2 * expected.limit, f"differs between one pass and chunks cut after {cuts} queries")
+        sentence = f"differs between one pass and the {'first' if first else 'second'} chunk, cut after {cuts} queries"
+        require_close(case, whole, attend(judge, chunk, numbers), [row for r in rows for row in range(r.start, r.stop)], expected, sentence)
     if "decode_attention" in judge.implementation.offered:
-        require_decode_equal(judge, case, base, whole, expected.limit)
+        require_decode_equal(judge, case, base, whole, expected)
 
 
-def require_decode_equal(judge: Judge, case: AttentionCase, base: Numbers, whole: AttentionCall, limit: torch.Tensor) -> None:
+def require_decode_equal(judge: Judge, case: AttentionCase, base: Numbers, whole: AttentionCall, expected: Budgeted) -> None:
     """The last row of each sequence is the decode step at its position."""
     if not case.paged or 0 in case.query_lens:
         return
-    last_rows = torch.tensor([part.stop - 1 for part in rows_of_sequences(case)])
+    last_rows = [part.stop - 1 for part in rows_of_sequences(case)]
     step = replace(case, decode=True, query_lens=(1,) * len(case.query_lens))
     numbers = Numbers(q=base.q[last_rows], keys=base.keys, values=base.values)
-    out = attend(judge, step, numbers).out
-    require_close(step, whole.out[last_rows], out, 2 * limit[last_rows], "differs between the prefill and the decode step at its position")
+    sentence = "differs between the prefill and the decode step at its position"
+    require_close(case, whole, attend(judge, step, numbers), last_rows, expected, sentence)

@@ -96,9 +96,13 @@ def own_rows(judge: Judge, case: LogitsCase) -> None:
         got, call = call_logits(judge, case, hidden)
         if not torch.equal(got[row], clean[row]):
             column = int((got[row] != clean[row]).nonzero()[0])
+            limit = torch.full_like(clean, math.inf)  # the other rows are not asked
+            limit[row] = 0.0
+            call.want, call.limit = clean, limit
             raise Broken(
-                (f"row {row}", f"token {column}: {float(got[row, column]):g} with the other rows of hidden {case.poison:g}, "
-                               f"{float(clean[row, column]):g} without"),
+                (f"row {row}", f"token {column} is another when the other rows of hidden are {case.poison:g}"),
+                ("got", f"{float(got[row, column]):g}"),
+                ("want", f"{float(clean[row, column]):g} as without them"),
                 likely="rows are picked by multiplying with zeros, and 0 * NaN is NaN", call=call,
             )  # fmt: skip
 

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 from conformance.cases.requests import Request
-from conformance.checks.steps import History, Pipeline, normal_rows, require_row
+from conformance.checks.steps import Attended, History, Pipeline, normal_rows, require_row
 from conformance.findings import Broken
 from conformance.judge import Judge
 from reference import SequenceState
@@ -124,7 +124,7 @@ class RequestReplay:
         for one, state in zip(batch, states, strict=True):
             count = state.num_scheduled_tokens
             for t in {int(self.generator.integers(0, count)), count - 1}:
-                self.require(out, q, row + t, one, one.cached + t, f"prefill chunk of {count} after {one.cached}")
+                self.require(out, row + t, one, one.cached + t, f"prefill chunk of {count} after {one.cached}")
             row += count
             one.cached += count
 
@@ -139,9 +139,9 @@ class RequestReplay:
         q = self.queries(len(batch))
         out = self.pipeline.decode(states, q, key, value)
         for i, one in enumerate(batch):
-            self.require(out, q, i, one, len(one.history.keys) - 1, "decode step")
+            self.require(out, i, one, len(one.history.keys) - 1, "decode step")
 
-    def require(self, out: torch.Tensor | None, q: torch.Tensor, row: int, one: Running, position: int, what: str) -> None:
+    def require(self, out: Attended | None, row: int, one: Running, position: int, what: str) -> None:
         if out is None:
             return
         size = self.pipeline.block_size
@@ -149,9 +149,6 @@ class RequestReplay:
             f"request {one.number} of the trace, {what}: position {position} = logical block {position // size}, offset {position % size}, "
             f"slot {one.table[position // size] * size + position % size} (physical block {one.table[position // size]})"
         )
-        products = self.judge.capabilities.float32_products
-        share = require_row(
-            out[row], q[row], one.history, position + 1, self.pipeline.scale, self.pipeline.dtype, products, where
-        )
+        share = require_row(self.pipeline, out, row, one.history, position + 1, one.table, where)
         self.judge.note_budget(self.pipeline.dtype, share)
         self.judge.record.examples += 1

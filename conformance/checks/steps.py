@@ -13,11 +13,14 @@ import numpy as np
 import torch
 
 import reference
+from conformance.buffers import bits, first_difference
 from conformance.checks.budget import exact_and_limit
 from conformance.checks.values import round_to
-from conformance.findings import Broken
+from conformance.findings import Broken, Call
 from conformance.judge import Judge
 from reference import SequenceState
+
+LOUD = 30000.0  # in every slot that was never written: it must not be read
 
 
 @dataclass
@@ -26,6 +29,15 @@ class History:
 
     keys: torch.Tensor  # (n, Hk, D)
     values: torch.Tensor
+
+
+@dataclass
+class Attended:
+    """What a step's attention gave, and the call that gave it."""
+
+    out: torch.Tensor  # (T, Hq, D) float64
+    q: torch.Tensor  # (T, Hq, D)
+    call: Call | None
 
 
 @dataclass
@@ -46,7 +58,7 @@ class Pipeline:
         cache = reference.allocate_kv_cache(
             2, self.num_blocks, self.block_size, self.num_kv_heads, self.head_dim, dtype=self.dtype, device=self.judge.device
         )
-        cache.fill_(30000.0)  # loud: what was never written must not be read
+        cache.fill_(LOUD)
         self.k_cache, self.v_cache = reference.layer_views(cache, 1)
 
     @property
@@ -66,18 +78,77 @@ class Pipeline:
     def offers(self, function: str) -> bool:
         return function in self.judge.implementation.offered
 
-    def prefill(self, states: Sequence[SequenceState], q: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor | None:
-        """One prefill step of a layer: q, key, value (T, heads, D) of the scheduled tokens. Returns (T, Hq, D) float64.
+    def store(self, key: torch.Tensor, value: torch.Tensor, slot_mapping: torch.Tensor) -> None:
+        """Write a step's rows; each must then lie in its slot. What else was written shows when it is attended to."""
+        slots = slot_mapping.long()
+        given = (slots >= 0) & (slots < self.num_blocks * self.block_size)
+        blocks, offsets, rows = slots[given] // self.block_size, slots[given] % self.block_size, given.nonzero().flatten()
+        before = self.k_cache[blocks, offsets], self.v_cache[blocks, offsets]
+        self.run("store_kvcache", key, value, self.k_cache, self.v_cache, slot_mapping)
+        for name, cache, stored, old in (("k_cache", self.k_cache, key, before[0]), ("v_cache", self.v_cache, value, before[1])):
+            got, want = bits(cache[blocks, offsets]), bits(stored[rows])
+            place = first_difference(got.flatten(), want.flatten())
+            if place is None:
+                continue
+            row = place // want[0].numel()
+            digits = 2 * cache.element_size()
+            told, wanted = (f"0x{int(t.flatten()[place]) & 16**digits - 1:0{digits}x}" for t in (got, want))
+            for target, content in ((self.k_cache, before[0]), (self.v_cache, before[1])):
+                target[blocks, offsets] = content  # a replay begins with what the call began with
+            likely = "the row was not written" if torch.equal(got[row], bits(old)[row]) else ""
+            where = f"slot {int(slots[rows[row]])} (physical block {int(blocks[row])}, offset {int(offsets[row])})"
+            raise Broken(
+                (name, f"{where}: row {int(rows[row])} of {len(key)} of this step must be here, and is not"),
+                ("bits", f"are {told}, they must be {wanted}"),
+                likely=likely,
+                call=Call("store_kvcache", (key, value, self.k_cache, self.v_cache, slot_mapping), {}),
+            )
+
+    def places(self, table: Sequence[int], count: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """(blocks, offsets) of a sequence's first positions."""
+        positions = torch.arange(count, device=self.k_cache.device)
+        blocks = torch.tensor(list(table), dtype=torch.int64, device=self.k_cache.device)
+        return blocks[positions // self.block_size], positions % self.block_size
+
+    def misplaced(self, history: History, table: Sequence[int], visible: int) -> str:
+        """The first visible position whose slot does not hold its key and value any more, in words."""
+        blocks, offsets = self.places(table, visible)
+        for name, cache, rows in (("key", self.k_cache, history.keys), ("value", self.v_cache, history.values)):
+            must = rows[:visible].to(cache.device, cache.dtype)
+            wrong = (cache[blocks, offsets] != must).flatten(1).any(dim=1).nonzero().flatten().tolist()
+            if wrong:
+                slot = int(blocks[wrong[0]]) * self.block_size + int(offsets[wrong[0]])
+                return f"slot {slot} does not hold the {name} of position {wrong[0]} ({len(wrong)} of {visible} positions are wrong)"
+        return ""
+
+    def keep_only(self, history: History, table: Sequence[int], visible: int) -> None:
+        """The caches as one sequence needs them, all else loud: a replay is small, and begins with a cache that is right."""
+        blocks, offsets = self.places(table, visible)
+        for cache, rows in ((self.k_cache, history.keys), (self.v_cache, history.values)):
+            cache.fill_(LOUD)
+            cache[blocks, offsets] = rows[:visible].to(cache.device, cache.dtype)
+
+    def attended(self, function: str, *args: torch.Tensor, **kwargs: Any) -> Attended:
+        """What an attention function returns, in float64."""
+        q = args[0]
+        out = self.run(function, *args, **kwargs)
+        if not isinstance(out, torch.Tensor) or out.shape != q.shape or out.device.type != q.device.type:
+            told = f"shape {tuple(out.shape)} on {out.device}" if isinstance(out, torch.Tensor) else f"a {type(out).__name__}"
+            raise Broken(("returned", f"{told}, the contract says a tensor of shape {tuple(q.shape)} on {q.device}"))
+        return Attended(out.double(), q, Call(function, args, kwargs))
+
+    def prefill(self, states: Sequence[SequenceState], q: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> Attended | None:
+        """One prefill step of a layer: q, key, value (T, heads, D) of the scheduled tokens.
 
         None if the implementation offers no prefill_attention: what the reference would say is not judged.
         """
         batch = self.run("prepare_prefill", states, self.block_size, device=self.judge.device)
         q, key, value = (t.to(self.judge.device, self.dtype) for t in (q, key, value))
-        self.run("store_kvcache", key, value, self.k_cache, self.v_cache, batch.slot_mapping)
+        self.store(key, value, batch.slot_mapping)
         if not self.offers("prefill_attention"):
             return None
         paged = batch.block_tables is not None
-        out = self.run(
+        return self.attended(
             "prefill_attention",
             q,
             self.k_cache if paged else key,
@@ -89,16 +160,15 @@ class Pipeline:
             scale=self.scale,
             block_tables=batch.block_tables,
         )
-        return attended(out, q)
 
-    def decode(self, states: Sequence[SequenceState], q: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor | None:
-        """One decode step: q, key, value (B, heads, D) of each sequence's last token. Returns (B, Hq, D) float64, or None."""
+    def decode(self, states: Sequence[SequenceState], q: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> Attended | None:
+        """One decode step: q, key, value (B, heads, D) of each sequence's last token. None as in `prefill`."""
         batch = self.run("prepare_decode", states, self.block_size, device=self.judge.device)
         q, key, value = (t.to(self.judge.device, self.dtype) for t in (q, key, value))
-        self.run("store_kvcache", key, value, self.k_cache, self.v_cache, batch.slot_mapping)
+        self.store(key, value, batch.slot_mapping)
         if not self.offers("decode_attention"):
             return None
-        out = self.run(
+        return self.attended(
             "decode_attention",
             q,
             self.k_cache,
@@ -107,35 +177,37 @@ class Pipeline:
             block_tables=batch.block_tables,
             scale=self.scale,
         )
-        return attended(out, q)
-
-
-def attended(out: Any, q: torch.Tensor) -> torch.Tensor:
-    """What an attention function returned, in float64."""
-    if not isinstance(out, torch.Tensor) or out.shape != q.shape or out.device.type != q.device.type:
-        told = f"shape {tuple(out.shape)} on {out.device}" if isinstance(out, torch.Tensor) else f"a {type(out).__name__}"
-        raise Broken(("returned", f"{told}, the contract says a tensor of shape {tuple(q.shape)} on {q.device}"))
-    return out.double()
 
 
 def require_row(
-    got: torch.Tensor, q: torch.Tensor, history: History, visible: int, scale: float, dtype: torch.dtype, products: str, where: str
+    pipeline: Pipeline, attended: Attended, row: int, history: History, visible: int, table: Sequence[int], where: str
 ) -> float:
     """One query row (Hq, D) against dense attention over its own history, within the error budget. Returns error / budget."""
-    sees = torch.tensor([visible])
+    got = attended.out[row]
     keys, values = history.keys[:visible].to(got.device), history.values[:visible].to(got.device)
-    exact, limit = exact_and_limit(q[None].to(got.device), keys, values, sees, scale, dtype, products)
+    products = pipeline.judge.capabilities.float32_products
+    exact, limit = exact_and_limit(
+        attended.q[row][None], keys, values, torch.tensor([visible]), pipeline.scale, pipeline.dtype, products
+    )
     error = (got - exact[0]).abs()
     wrong = ~(error <= limit[0])
     if wrong.any():
         head, dim = (int(x) for x in wrong.nonzero()[0])
+        want, limits = torch.zeros_like(attended.out), torch.full_like(attended.out, float("inf"))  # the other rows are not asked
+        want[row], limits[row] = exact[0], limit[0]
+        if attended.call is not None:
+            attended.call.want, attended.call.limit = want, limits
+        misplaced = pipeline.misplaced(history, table, visible)
+        pipeline.keep_only(history, table, visible)
         raise Broken(
             ("at", where),
-            (
-                f"head {head}, dimension {dim}",
-                f"got {float(got[head, dim]):.8g}, want {float(exact[0, head, dim]):.8g} ± {float(limit[0, head, dim]):.3g}",
-            ),
+            ("element", f"out[{row}, {head}, {dim}]: head {head}, dimension {dim} of the step's row {row}"),
+            ("got", f"{float(got[head, dim]):.8g}"),
+            ("want", f"{float(exact[0, head, dim]):.8g} ± {float(limit[0, head, dim]):.3g}"),
             ("wrong", f"{int(wrong.sum())} of {wrong.numel()} elements of this row"),
+            *([("cache", misplaced)] if misplaced else []),
+            likely="a slot is given out wrongly, or was overwritten by a later step; attention alone is replayed" if misplaced else "",
+            call=attended.call,
         )
     return float((error / limit[0]).max())
 

@@ -6,6 +6,7 @@ import torch
 
 from conformance.buffers import Buffer, Buffers, bits, first_difference, index_in_view
 from conformance.cases.stores import StoreCase
+from conformance.checks.likely_store import likely_of_row
 from conformance.findings import Broken, Call
 from conformance.judge import Judge
 
@@ -71,7 +72,7 @@ def wrong_byte(buffers: Buffers, buffer: Buffer, element: int, want: torch.Tenso
             row = case.slots.index(slot)
             return Broken(
                 (other.name, f"{where}: row {row} of {case.num_rows} must be here, and is not"), values,
-                likely=likely_of_row(buffers, other, row, index, case), call=call, clause="KV-1",
+                likely=likely_of_row(buffers, other.name, row, slot, case), call=call, clause="KV-1",
             )  # fmt: skip
         skipped = [row for row, mapped in enumerate(case.slots) if mapped == -1]
         return Broken(
@@ -79,17 +80,6 @@ def wrong_byte(buffers: Buffers, buffer: Buffer, element: int, want: torch.Tenso
             likely=likely_of_stray(slot, skipped, case), call=call, clause="KV-2",
         )  # fmt: skip
     return Broken((buffer.name, f"was written {buffers.where(buffer, element)}"), values, call=call, clause="KV-2")
-
-
-def likely_of_row(buffers: Buffers, cache: Buffer, row: int, index: tuple[int, ...], case: StoreCase) -> str:
-    named = {buffer.name: buffer.view for buffer in buffers.all}
-    other_rows = bits(named["value" if cache.name == "k_cache" else "key"])
-    stored = bits(cache.view)[index[0], index[1]]
-    if torch.equal(stored, other_rows[row]) and case.num_kv_heads * case.head_dim > 1:
-        return "key and value are swapped"
-    if torch.equal(stored, cache.image(cache.before)[index[0], index[1]]):
-        return "the row was not written: the last row, tile or the row's mapping is missed"
-    return "the row was written in part, or with another stride than its tensor has"
 
 
 def likely_of_stray(slot: int, skipped: list[int], case: StoreCase) -> str:

@@ -11,7 +11,7 @@ from conformance.cases.attention import AttentionCase
 from conformance.checks.attention_call import AttentionCall, Numbers, attend, head_name, loud_numbers, row_name
 from conformance.checks.budget import exact_and_limit
 from conformance.checks.localise import localise
-from conformance.findings import Broken, Call
+from conformance.findings import Broken, Call, Refused
 from conformance.judge import Judge
 
 QUERY_SCALES = (1.0, 4.0, 16.0)
@@ -89,7 +89,7 @@ def require_within(judge: Judge, case: AttentionCase, call: AttentionCall, expec
     def explain() -> tuple[list[tuple[str, str]], str]:
         named, likely = localise(judge, case, row, head)
         if not named and numbers is not None:
-            likely = fitting_scale(judge, case, call, numbers) or likely_of_errors(share)
+            likely = recovered_scale(judge, case, row, head) or fitting_scale(judge, case, call, numbers) or likely_of_errors(share)
         return named, likely
 
     raise Broken(
@@ -109,22 +109,55 @@ def asked_where(sees: torch.Tensor, limit: torch.Tensor) -> torch.Tensor:
 
 def fitting_scale(judge: Judge, case: AttentionCase, call: AttentionCall, numbers: Numbers) -> str:
     """Another scale within whose budget the whole output lies, where there is one."""
-    asked, root = case.scale, case.head_dim**0.5
-    log2_e = math.log2(math.e)
-    candidates = {  # the likelier ones first
-        "no scale at all": 1.0, "the scale twice": asked**2, "1 / sqrt(D)": 1.0 / root, "1 / D": 1.0 / case.head_dim, "sqrt(D)": root,
-        "scale * log2(e)": asked * log2_e, "scale / log2(e)": asked / log2_e, "scale / sqrt(D)": asked / root,
-        "scale * sqrt(D)": asked * root, "half of it": asked / 2, "twice as much": asked * 2, "the mean of V, whatever the scores": 0.0,
-    }  # fmt: skip
+    candidates = known_scales(case)
     sees = torch.tensor([visible > 0 for _, visible in case.rows], dtype=torch.bool)
     for scale in candidates.values():
-        if math.isclose(scale, asked):
+        if math.isclose(scale, case.scale):
             continue
         other = budgeted(judge, replace(case, scale=scale), numbers)
         if bool(((call.out - other.exact).abs() <= other.limit)[sees].all()):
             same = [name for name, value in candidates.items() if math.isclose(value, scale)]
-            return f"fits scale {scale:.6g} ({', or '.join(same)}), asked for {asked:.6g}"
+            return f"fits scale {scale:.6g} ({', or '.join(same)}), asked for {case.scale:.6g}"
     return ""
+
+
+def known_scales(case: AttentionCase) -> dict[str, float]:
+    """What has been taken for the scale, the likelier ones first."""
+    asked, root, log2_e = case.scale, case.head_dim**0.5, math.log2(math.e)
+    return {
+        "no scale at all": 1.0, "the scale twice": asked**2, "1 / sqrt(D)": 1.0 / root, "1 / D": 1.0 / case.head_dim, "sqrt(D)": root,
+        "scale * log2(e)": asked * log2_e, "scale / log2(e)": asked / log2_e, "scale / sqrt(D)": asked / root,
+        "scale * sqrt(D)": asked * root, "half of it": asked / 2, "twice as much": asked * 2, "the mean of V, whatever the scores": 0.0,
+    }  # fmt: skip
+
+
+def recovered_scale(judge: Judge, case: AttentionCase, row: int, head: int) -> str:
+    """The scale that one score tells, where it is another than asked for: with q . k of one position c and of all others 0, and n visible,
+    that position weighs exp(s c) / (exp(s c) + n - 1)."""
+    sequence, visible = case.rows[row]
+    if visible < 2 or not 1e-3 < case.scale < 1e3:  # what the products below hold in every dtype
+        return ""
+    slot, found = case.slots[sequence][visible - 1], []
+    for nats in (0.5, 1.5):  # over an equal share with all the others
+        numbers = loud_numbers(case)
+        for slots in case.slots:
+            numbers.keys[slots], numbers.values[slots] = 0.0, 0.0
+        product = float(round_to(torch.tensor((math.log(visible - 1) + nats) / case.scale), case.dtype))
+        numbers.q[:, :, 0], numbers.keys[slot, :, 0], numbers.values[slot] = 1.0, product, 1.0
+        try:
+            weight = float(attend(judge, case, numbers).out[row, head, 0])
+        except (Broken, Refused):
+            return ""
+        if not 0.0 < weight < 1.0:
+            return ""
+        found.append(math.log(weight * (visible - 1) / (1 - weight)) / product)
+    if not math.isclose(*found, rel_tol=0.05) or math.isclose(found[1], case.scale, rel_tol=0.05):
+        return ""
+    scale, root = found[1], case.head_dim**-0.5
+    same = [(name, value) for name, value in known_scales(case).items() if math.isclose(value, scale, rel_tol=0.04)]
+    if same:
+        return f"fits scale {same[0][1]:.6g} ({', or '.join(name for name, _ in same)}), asked for {case.scale:.6g}"
+    return f"fits scale {scale:.3g}, asked for {case.scale:.6g}: {scale / case.scale:.3g} times as much, {scale / root:.3g} / sqrt(D)"
 
 
 def likely_of_errors(share: torch.Tensor) -> str:

@@ -5,7 +5,10 @@ from __future__ import annotations
 import importlib
 from typing import Any
 
-SUBJECTS = ("batches", "store", "large_offsets", "attention", "steps", "logits", "sampling")
+SUBJECTS = (
+    "batches", "store", "large_offsets", "attention_tables", "attention_masks", "attention_tiles", "attention_numbers", "attention_heads",
+    "attention_rows", "attention_cheats", "steps", "logits", "sampling",
+)  # fmt: skip
 
 
 def all_mutants() -> dict[str, Any]:

@@ -193,6 +193,12 @@ def row_on_a_boundary_belongs_to_the_last(self, rows, cu_seqlens_q):
     return (torch.searchsorted(cu_seqlens_q.contiguous(), rows.to(cu_seqlens_q.dtype)) - 1).clamp(min=0)
 
 
+@mutant("SLOT-1", replaces="sequence_of_row", of=SoundBatches, source="nano-vllm #144", alone=True)
+def repeated_ends_counted_once(self, rows, cu_seqlens_q):
+    """A row's sequence is the number of different ends at or before it: an entry that is repeated counts once."""
+    return torch.searchsorted(cu_seqlens_q.unique()[1:].contiguous(), rows.to(cu_seqlens_q.dtype), right=True)
+
+
 @mutant("CLAIM-3", replaces="decode_slot", of=SoundBatches, source="nano-vllm (its own formula)", alone=True)
 def slot_in_the_tables_last_block(self, s, block_size):
     """The slot lies in the table's last block, which is the last token's only if no block is spare."""

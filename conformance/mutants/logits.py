@@ -63,6 +63,57 @@ def last_rows_moved_to_the_front_in_place(self, hidden, rows):
     return picked
 
 
+# --- numbers ----------------------------------------------------------------------------------------------------------------------------
+
+
+def summed_in(dtype, picked, weight):
+    """Partial sums of 16 columns, kept in this dtype."""
+    total = torch.zeros(len(picked), len(weight), dtype=dtype, device=picked.device)
+    for part, columns in zip(picked.float().split(16, dim=1), weight.float().split(16, dim=1), strict=True):
+        total += (part @ columns.T).to(dtype)
+    return total.to(picked.dtype)
+
+
+@mutant("LOGIT-6", replaces="product", of=SoundLogits, source="lightllm #1092", alone=True)
+def logits_summed_in_bfloat16(self, picked, weight):
+    """Partial sums over tiles of the hidden size are kept in bfloat16."""
+    return summed_in(torch.bfloat16, picked, weight)
+
+
+@mutant("LOGIT-6", replaces="product", of=SoundLogits, source="own", alone=True)
+def logits_summed_in_float16(self, picked, weight):
+    """Partial sums over tiles of the hidden size are kept in float16."""
+    return summed_in(torch.float16, picked, weight)
+
+
+@mutant("LOGIT-6", replaces="product", of=SoundLogits, source="own", alone=True)
+def float32_logits_in_tf32(self, picked, weight):
+    """float32 factors are cut to the 11 bits of tf32, which CAPABILITIES does not state."""
+    if picked.dtype == torch.float32:
+        picked, weight = ((t.contiguous().view(torch.int32) & ~0x1FFF).view(torch.float32) for t in (picked, weight))
+    return sound.product(picked, weight)
+
+
+@mutant("LOGIT-6", replaces="product", of=SoundLogits, source="own", alone=True)
+def hidden_size_in_whole_tiles(self, picked, weight):
+    """The hidden size is rounded down to a multiple of 16."""
+    whole = picked.shape[1] // 16 * 16 or picked.shape[1]
+    return sound.product(picked[:, :whole], weight[:, :whole])
+
+
+@mutant("LOGIT-6", replaces="product", of=SoundLogits, source="own", alone=True)
+def vocabulary_of_one_token(self, picked, weight):
+    """A vocabulary of one token is taken for a vector of biases: its logits are the weight's sum."""
+    return sound.product(picked if len(weight) > 1 else torch.ones_like(picked), weight)
+
+
+@mutant("LOGIT-6", replaces="product", of=SoundLogits, source="flashinfer #527", alone=True)
+def weight_rows_packed(self, picked, weight):
+    """The weight's rows are taken to be E elements apart, whatever its stride: wrong for a slice of a wider matrix."""
+    apart = weight.stride(1) == 1 and weight.stride(0) > weight.shape[1]
+    return sound.product(picked, weight.as_strided(weight.shape, (weight.shape[1], 1)) if apart else weight)
+
+
 # --- shards -----------------------------------------------------------------------------------------------------------------------------
 
 

@@ -19,7 +19,8 @@ class SoundAttention:
     decoding: bool  # of the call that is running: its phase, its block_tables, a decode step's block size
     tables: torch.Tensor | None
     block_size: int
-    lengths: list[int]
+    lengths: list[int]  # of a decode step
+    max_seqlen_k: int  # of a prefill
 
     def decode_attention(
         self,
@@ -60,7 +61,7 @@ class SoundAttention:
         block_tables: torch.Tensor | None = None,
     ) -> torch.Tensor:
         out = self.new_output(q)
-        self.decoding, self.tables = False, block_tables
+        self.decoding, self.tables, self.max_seqlen_k = False, block_tables, max_seqlen_k
         sums_q, sums_k = cu_seqlens_q.tolist(), cu_seqlens_k.tolist()
         for i in self.rows_of_batch(len(sums_q) - 1):
             queries, n = self.queries_of(sums_q, i), self.keys_of(sums_k, i)

@@ -37,7 +37,7 @@ class SoundLogits:
         return hidden[rows]
 
     def product(self, picked: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-        return torch.nn.functional.linear(picked, weight)
+        return torch.nn.functional.linear(picked.float(), weight.float()).to(picked.dtype)  # in bfloat16 cuBLAS may add in bfloat16
 
     def widths(self, shard: torch.Tensor, group: dist.ProcessGroup | None) -> list[int]:
         """How many tokens each rank holds."""

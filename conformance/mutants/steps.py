@@ -28,4 +28,12 @@ def third_step_reuses_the_gathered_keys(self, k_cache, v_cache, table, n):
     return keys, values
 
 
+@mutant("STEP-1", replaces="store_kvcache", of=SoundSteps, source="own")
+def store_is_queued(self, key, value, k_cache, v_cache, slot_mapping):
+    """A store is queued and written by the next one: attention runs before its own tokens are there."""
+    queued, self.queue = self.__dict__.get("queue"), (key, value, k_cache, v_cache, slot_mapping)
+    if queued is not None:
+        SOUND.store_kvcache(*queued)
+
+
 SOUND = SoundSteps()
