@@ -50,7 +50,7 @@ def test_decode_attention_reads_long_contexts(judge: Judge) -> None:
 
 @pytest.mark.clause("DEC-1", function=DECODE)
 def test_decode_attention_pairs_keys_with_values(judge: Judge) -> None:
-    judge.for_all(cases(judge), functools.partial(check_pairing, judge), examples=40)
+    judge.for_all(cases(judge), functools.partial(check_pairing, judge), examples=16)
 
 
 @pytest.mark.clause("DEC-2", function=DECODE)
@@ -106,7 +106,7 @@ def test_decode_attention_large_batches(judge: Judge) -> None:
 def test_decode_attention_groups(judge: Judge) -> None:
     judge.for_each(widest_groups(judge.capabilities, True), functools.partial(check_pairing, judge))
     judge.for_all(cases(judge, group_sizes=WIDE_GROUP_SIZES), functools.partial(check_read_set, judge), examples=15)
-    judge.for_all(cases(judge, group_sizes=WIDE_GROUP_SIZES), functools.partial(check_pairing, judge), examples=15)
+    judge.for_all(cases(judge, group_sizes=WIDE_GROUP_SIZES), functools.partial(check_pairing, judge), examples=6)
 
 
 @pytest.mark.clause("DEC-7", function=DECODE)
