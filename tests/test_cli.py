@@ -67,8 +67,8 @@ MISBEHAVING = {
     ("elsewhere", "PRE-1"): ("fail", "a list, the contract says a tensor of shape (1, 1, 16)"),
     ("elsewhere", "DEC-1"): ("fail", "a tensor on meta, q lies on cpu"),
     ("elsewhere", "DEC-9"): ("fail", "a tensor on meta, q lies on cpu"),
-    ("elsewhere", "STEP-1"): ("fail", "list"),
-    ("elsewhere", "STEP-2"): ("fail", "list"),
+    ("elsewhere", "STEP-1"): ("fail", "of this step must be here, and is not"),
+    ("elsewhere", "STEP-2"): ("fail", "of this step must be here, and is not"),
     ("elsewhere", "BATCH-1"): ("not offered", "not offered: prepare_prefill"),
 }
 # what the suite does not say yet; one that it says must leave the list
