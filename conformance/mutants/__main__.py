@@ -32,7 +32,7 @@ TESTS = Path(__file__).resolve().parent.parent
 FIRST_FILE = {
     "BATCH": "test_batches.py", "SLOT": "test_slot_mapping.py", "KV": "test_store_kvcache.py", "PRE": "test_prefill_attention.py",
     "DEC": "test_decode_attention.py", "STEP": "test_steps.py", "LOGIT": "test_logits.py", "SAMPLE": "test_sampling.py",
-    "CLAIM": "test_decode_attention.py",
+    "LIFE": "test_lifecycle.py", "CLAIM": "test_decode_attention.py",
 }  # fmt: skip
 
 

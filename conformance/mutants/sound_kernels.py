@@ -6,6 +6,7 @@ from typing import Any, ClassVar
 
 from conformance.mutants.sound_attention import SoundAttention
 from conformance.mutants.sound_batches import SoundBatches
+from conformance.mutants.sound_blocks import SoundBlocks
 from conformance.mutants.sound_logits import SoundLogits
 from conformance.mutants.sound_sampling import SoundSampling
 from conformance.mutants.sound_store import SoundStore
@@ -30,3 +31,4 @@ class SoundKernels:
         self.last_token_logits = logits.last_token_logits
         self.parallel_logits = logits.parallel_logits
         self.sample = sampling.sample
+        self.BlockManager = SoundBlocks().BlockManager
