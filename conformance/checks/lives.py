@@ -26,6 +26,7 @@ from conformance.judge import Judge
 from reference import SequenceState
 
 PREPARED, STORED, PREFILLED, DECODED = "LIFE-1", "LIFE-2", "LIFE-3", "LIFE-4"
+EVERY_CLAUSE = tuple(f"LIFE-{number}" for number in range(1, 9))
 POISON = 30000.0
 MOST_SEQUENCES = 6
 QUERY_SCALE = 0.125  # small queries keep every weight near 1/n: a token that is not seen shows
@@ -56,17 +57,20 @@ class Sequence:
 class Life:
     judge: Judge
     pool: Pool
+    clauses: tuple[str, ...] = ()  # that are judged; the judge's own if none is named
     told: list[str] = field(default_factory=list)  # what has happened, a line each
     sequences: dict[int, Sequence] = field(default_factory=dict)
     steps: int = 0
 
     def __post_init__(self) -> None:
         pool = self.pool
+        self.clauses = self.clauses or (self.judge.clause.id,)
         shape = (2, pool.num_blocks, pool.block_size, pool.num_kv_heads, pool.head_dim)
         self.cache = reference.allocate_kv_cache(*shape, dtype=pool.dtype, device=self.judge.device).fill_(POISON)
         self.k_cache, self.v_cache = reference.layer_views(self.cache, 1)  # what lies in layer 0 must stay
         self.expected = self.cache.clone()
         self.held: list[int | None] = [None] * (pool.num_blocks * pool.block_size)  # the name of the token whose KV a slot holds
+        self.past: list[set[int]] = [set() for _ in self.held]  # names that a slot has ever held
         self.owner: dict[int, tuple[int, int]] = {}  # name -> (sequence, position) that computed it first
         self.number = 0
         self.managed = self.guarded(lambda: Managed(self.judge, pool.num_blocks, pool.block_size, pool.order_seed))
@@ -215,6 +219,7 @@ class Life:
         for sequence, count in work:
             for position in range(sequence.computed, sequence.computed + count):
                 self.held[self.slot(sequence, position)] = sequence.names[position]
+                self.past[self.slot(sequence, position)].add(sequence.names[position])
                 self.owner.setdefault(sequence.names[position], (sequence.number, position))
         self.attend(work, names, key, value, batch, decoding)
         for sequence, count in work:
@@ -375,15 +380,17 @@ class Life:
 
     def likely_of_hit(self, sequence: Sequence, position: int, slot: int) -> str:
         name = self.held[slot]
+        if sequence.names[position] in self.past[slot]:
+            return "a stale hash: it outlived what the block held, which was used again since"
         if name is None:
-            return "a block is found that was never filled, or was re-used since: its hash outlived it"
+            return "a block is found before it is full: its last tokens were not computed"
         if self.owner[name][1] != position:
             return "the hash of a block leaves out its parent: the same tokens elsewhere in a sequence are no prefix"
-        return "the hash leaves out a token, or stands for tokens that were overwritten: tokens themselves must be compared"
+        return "the hash leaves out a token: tokens themselves must be compared"
 
     def calls(self, function: str, not_for: tuple[str, ...] = ()) -> bool:
         """Whether the implementation is asked; not_for: clauses that are judged before it is called."""
-        return function in self.judge.implementation.offered and self.judge.clause.id not in not_for
+        return function in self.judge.implementation.offered and not set(self.clauses) <= set(not_for)
 
     # --- blame ----------------------------------------------------------------------------------------------------------------------
 
@@ -398,7 +405,7 @@ class Life:
     def blame(self, clause: str, broken: Broken) -> None:
         """Raise what breaks the judged clause; note what breaks another one."""
         broken.finding.clause = clause
-        if clause == self.judge.clause.id:
+        if clause in self.clauses:
             raise broken
         self.judge.note_beside(clause, str(broken))
 
