@@ -203,7 +203,7 @@ class Life:
         line = len(self.told) - 1
         work = [(sequence, count) for sequence, count in asked if count > 0 and self.make_room(sequence, count)]
         self.told[line] += " " + ", ".join(
-            f"sequence {s.number} positions {s.computed}...{s.computed + count - 1} in blocks {self.managed.tables[s.number]}" for s, count in work
+            f"sequence {s.number} {span(s.computed, count)} in blocks {self.managed.tables[s.number]}" for s, count in work
         )
         if not work:
             self.told.pop(line)
@@ -408,6 +408,10 @@ class Life:
         if clause in self.clauses:
             raise broken
         self.judge.note_beside(clause, str(broken))
+
+
+def span(start: int, count: int) -> str:
+    return f"position {start}" if count == 1 else f"positions {start}...{start + count - 1}"
 
 
 def require_batch(checks: BatchChecks, batch: Any, right: Any, states: list[SequenceState]) -> None:
