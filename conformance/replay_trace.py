@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import resource
 import sys
 import time
 
@@ -75,13 +76,14 @@ def main() -> int:
         head_dim=options.head_dim or takes("head_dims", (128, 64) if on_gpu else (16, 64))[0],
         max_batch=options.max_batch or (128 if on_gpu else 32),
         chunk=options.chunk or (8195 if on_gpu else 96 * block_size + 3),  # ends inside a block
+        rows_judged=2 if on_gpu else 8,
         image_every=options.image_every,
     )
     judge = Judge(implementation, CLAUSES["STEP-2"], "prefill_attention", effort=next(reversed(EFFORTS)), seed=options.seed)
     console = Console(width=150, highlight=False)
     console.print(
-        f"{len(requests)} requests, {sum(r.num_tokens for r in requests):,} prompt tokens (the longest prompt has {max(r.num_tokens for r in requests):,}), "
-        f"{sum(r.num_generated for r in requests):,} to generate\n"
+        f"{len(requests)} requests, {sum(r.num_tokens for r in requests):,} prompt tokens "
+        f"(the longest prompt has {max(r.num_tokens for r in requests):,}), {sum(r.num_generated for r in requests):,} to generate\n"
         f"one layer: {engine.num_kv_heads} kv heads x {engine.group_size} x {engine.head_dim}, {str(dtype).removeprefix('torch.')}; "
         f"pool {engine.num_blocks:,} blocks of {block_size} tokens, {engine.pool_bytes / 2**20:,.0f} MiB; block manager of "
         f"{implementation.name if 'BlockManager' in implementation.offered else 'the reference'}"
@@ -110,8 +112,8 @@ def main() -> int:
     if report:
         console.print(report, markup=False)
     console.print(
-        f"{tally.requests} of {len(requests)} requests in {seconds:.1f} s: {tally.prefill_steps:,} prefill steps, {tally.decode_steps:,} decode steps, "
-        f"{tally.preemptions:,} preemptions\n"
+        f"{tally.requests} of {len(requests)} requests in {seconds:.1f} s: {tally.prefill_steps:,} prefill steps, "
+        f"{tally.decode_steps:,} decode steps, {tally.preemptions:,} preemptions\n"
         f"prefix hits {tally.hit_rate:.1%} of {tally.prompt_tokens:,} prompt tokens; {tally.computed_tokens:,} tokens computed, "
         f"{tally.decoded_tokens:,} of them decoded: {tally.computed_tokens / seconds:,.0f} tokens/s with everything that is judged\n"
         f"judged: {tally.rows_judged:,} rows against dense attention (worst error / budget "
@@ -123,8 +125,7 @@ def main() -> int:
 def memory(device: torch.device) -> str:
     if device.type == "cuda":
         return f"GPU memory {torch.cuda.max_memory_allocated(device) / 2**30:.2f} GiB at most on {torch.cuda.get_device_name(device)}"
-    lines = dict(line.split(":", 1) for line in open("/proc/self/status") if ":" in line)
-    return f"{int(lines['VmHWM'].split()[0]) / 2**20:.2f} GiB resident at most"
+    return f"{resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20:.2f} GiB resident at most"
 
 
 if __name__ == "__main__":

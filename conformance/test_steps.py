@@ -35,6 +35,7 @@ def test_step_batches_of_real_requests(judge: Judge) -> None:
         head_dim=judge.capabilities.allowed("head_dims", (64, 128) if judge.is_cuda else (16, 64))[0],
         max_batch=32,
         chunk=1027 if judge.is_cuda else 96 * block_size + 3,  # ends inside a block
+        rows_judged=8,
     )
     replay = RequestReplay(judge, engine, tokens_per_hash)
     try:

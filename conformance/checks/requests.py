@@ -28,7 +28,6 @@ POISON = 30000.0  # what a block that was taken from the pool holds
 NOTHING = -1  # the name of it
 QUERY_SCALE = 0.125  # of a row that sees all its positions about equally
 AIM = 4.0  # of a row that is aimed at one key: times that key
-ROWS_JUDGED = 2  # of a step
 IMAGE_SLOTS = 16384  # compared at a time
 GENERATED = 2**48  # names of generated tokens begin here
 
@@ -45,6 +44,7 @@ class Engine:
     head_dim: int
     max_batch: int  # requests that run at a time
     chunk: int  # tokens of a prefill step, all sequences together
+    rows_judged: int = 2  # of a step, at most
     image_every: int = 100  # steps between two comparisons of the whole cache
 
     @property
@@ -266,7 +266,7 @@ class RequestReplay:
         engine = self.engine
         q = rows_of(names, engine.num_kv_heads * engine.group_size, engine.head_dim, engine.dtype, QUERY) * QUERY_SCALE
         judged = self.rows_to_judge(work)
-        for row, one, position, target in judged:
+        for row, one, _, target in judged:
             if target is not None:
                 q[row] = AIM * self.rows(one.names[target : target + 1], KEY)[0].repeat_interleave(engine.group_size, dim=0)
         scale = engine.head_dim**-0.5
@@ -286,8 +286,8 @@ class RequestReplay:
         starts = [0]
         for _, count in work:
             starts.append(starts[-1] + count)
-        judged = []
-        for turn in range(ROWS_JUDGED):
+        judged: list[tuple[int, Running, int, int | None]] = []
+        for turn in range(self.engine.rows_judged):
             i = self.random.randrange(len(work))
             one, count = work[i]
             t = count - 1 if turn == 0 else self.random.randrange(count)
@@ -314,9 +314,10 @@ class RequestReplay:
         if bool(wrong.any()):
             head, dim = (int(x) for x in wrong.nonzero()[0])
             aimed = "" if target is None else f", aimed at position {target}"
+            values = (float(t[head, dim]) for t in (got, want, limit))
             raise Broken(
                 ("at", f"{what}: {self.place(one, position)}{aimed}"),
-                (f"head {head}, dimension {dim}", f"got {float(got[head, dim]):.8g}, want {float(want[head, dim]):.8g} ± {float(limit[head, dim]):.3g}"),
+                (f"head {head}, dimension {dim}", "got {:.8g}, want {:.8g} ± {:.3g}".format(*values)),
                 ("wrong", f"{int(wrong.sum())} of {wrong.numel()} elements of this row"),
             )
         self.judge.note_budget(engine.dtype, float((error / limit).max()))
