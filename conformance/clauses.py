@@ -90,6 +90,12 @@ CLAUSES: dict[str, Clause] = {
         Clause("CLAIM-2", "empty_zero: a row that sees nothing is 0", (*PREFILL, *DECODE), claim="empty_zero"),
         Clause("CLAIM-3", "spare_blocks: blocks after the last token's block do not move a decode step's slot", DECODE_BATCH, claim="spare_blocks"),
         Clause("CLAIM-4", "checked: bad slots and tables raise", (*STORE, *DECODE), claim="checked"),
+        Clause("CLAIM-5", "cuda_graph: a captured decode step may be replayed with fewer, longer and shorter sequences, and padding disturbs nobody",
+               (*STORE, *DECODE), claim="cuda_graph"),
+        Clause("CLAIM-6", "deterministic: the same call gives the same bits", (*PREFILL, *DECODE, "last_token_logits", *SAMPLE),
+               claim="deterministic"),
+        Clause("CLAIM-7", "batch_invariant: a row has the same bits alone, in any batch, at any place in it",
+               (*PREFILL, *DECODE, "last_token_logits", *SAMPLE), claim="batch_invariant"),
         Clause("ERR-1", "a bad call to the reference raises ValueError with one sentence that names the values", (), judged_in="tests"),
         Clause("ERR-2", "bad arguments of the suite, and implementations that cannot be called, get one sentence", (), judged_in="tests"),
     ]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 from typing import Any
 
-SUBJECTS = ("batches", "store", "large_offsets", "attention", "steps", "lives", "logits", "sampling")
+SUBJECTS = ("batches", "store", "large_offsets", "attention", "steps", "lives", "claims", "logits", "sampling")
 
 
 def all_mutants() -> dict[str, Any]:
