@@ -49,7 +49,7 @@ def life_machine(judge_of_a_life: Callable[[], Judge]) -> Machine:
                 raise AssertionError("a life ended and nothing was found") from None
             except Broken as broken:
                 if not self.failing:
-                    type(self).deadline = time.monotonic() + 2 * SHRINKING_SECONDS
+                    type(self).deadline = time.monotonic() + SHRINKING_SECONDS
                 broken.finding.case = LifeCase(self.program[0], tuple(self.program[1:]))
                 self.failing[key] = broken
                 raise

@@ -11,7 +11,7 @@ import random
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -68,6 +68,15 @@ class Running:
     @property
     def remaining(self) -> int:
         return len(self.tokens) - self.computed
+
+
+class Judged(NamedTuple):
+    """A row of a step whose output is looked at."""
+
+    row: int
+    one: Running
+    position: int
+    target: int | None  # the position that its query is aimed at
 
 
 @dataclass
@@ -152,10 +161,7 @@ class RequestReplay:
         one.table = self.manager.table(one.number)
         if not 0 <= one.computed < len(one.tokens):
             raise Broken((f"request {one.number}", f"has {len(one.tokens)} tokens, and {one.computed} of them are said to be cached"))
-        held = self.held[self.slots(one, 0, one.computed)]
-        wrong = (held != one.names[: one.computed]).nonzero()
-        if len(wrong):
-            raise Broken(("cached", self.place(one, int(wrong[0]))), ("holds", self.told(int(held[wrong[0]]))))
+        self.require_history(one, one.computed - 1)
         if not one.counted:
             one.counted = True
             self.tally.prompt_tokens += one.num_prompt
@@ -233,7 +239,10 @@ class RequestReplay:
         self.store(key, value, batch.slot_mapping)
         self.held[slots] = names
         self.require_stored(key, value, slots, work)
-        self.attend(work, names, key, value, batch, decoding)
+        judged = self.rows_to_judge(work)
+        for _, one, position, _ in judged:
+            self.require_history(one, position)
+        self.attend(judged, names, key, value, batch, decoding)
         for one, count in work:
             self.manager.computed(one.number, count)
             one.computed += count
@@ -258,14 +267,13 @@ class RequestReplay:
             cache.flatten(0, 1)[where] = rows
 
     def attend(
-        self, work: list[tuple[Running, int]], names: torch.Tensor, key: torch.Tensor, value: torch.Tensor, batch: Any, decoding: bool
+        self, judged: list[Judged], names: torch.Tensor, key: torch.Tensor, value: torch.Tensor, batch: Any, decoding: bool
     ) -> None:
         function = "decode_attention" if decoding else "prefill_attention"
         if function not in self.judge.implementation.offered:
             return
         engine = self.engine
         q = rows_of(names, engine.num_kv_heads * engine.group_size, engine.head_dim, engine.dtype, QUERY) * QUERY_SCALE
-        judged = self.rows_to_judge(work)
         for row, one, _, target in judged:
             if target is not None:
                 q[row] = AIM * self.rows(one.names[target : target + 1], KEY)[0].repeat_interleave(engine.group_size, dim=0)
@@ -281,12 +289,12 @@ class RequestReplay:
         for row, one, position, target in judged:
             self.require_row(out[row].double(), q[row], one, position, target, scale, f"{'decode' if decoding else 'prefill'} step")
 
-    def rows_to_judge(self, work: list[tuple[Running, int]]) -> list[tuple[int, Running, int, int | None]]:
-        """(row, request, position, the position that its query is aimed at or None): a chunk's last row, and rows anywhere."""
+    def rows_to_judge(self, work: list[tuple[Running, int]]) -> list[Judged]:
+        """A chunk's last row, and rows anywhere."""
         starts = [0]
         for _, count in work:
             starts.append(starts[-1] + count)
-        judged: list[tuple[int, Running, int, int | None]] = []
+        judged: list[Judged] = []
         for turn in range(self.engine.rows_judged):
             i = self.random.randrange(len(work))
             one, count = work[i]
@@ -294,7 +302,7 @@ class RequestReplay:
             position = one.computed + t
             aims = (None, position, max(0, position - 1), max(0, one.computed - 1), 0, self.random.randint(0, position))
             if all(starts[i] + t != row for row, *_ in judged):
-                judged.append((starts[i] + t, one, position, self.random.choice(aims)))
+                judged.append(Judged(starts[i] + t, one, position, self.random.choice(aims)))
         return judged
 
     # --- what must hold -------------------------------------------------------------------------------------------------------------
@@ -323,6 +331,14 @@ class RequestReplay:
         self.judge.note_budget(engine.dtype, float((error / limit).max()))
         self.judge.record.examples += 1
         self.tally.rows_judged += 1
+
+    def require_history(self, one: Running, last: int) -> None:
+        """Each position up to `last` lies in the slot that the table says: prefix hits are hits, and nobody has taken a block away."""
+        held = self.held[self.slots(one, 0, last + 1)]
+        wrong = (held != one.names[: last + 1]).nonzero()
+        if len(wrong):
+            what = "cached" if int(wrong[0]) < one.computed else "computed"
+            raise Broken((what, self.place(one, int(wrong[0]))), ("holds", self.told(int(held[wrong[0]]))))
 
     def require_slots(self, slot_mapping: torch.Tensor, slots: torch.Tensor, work: list[tuple[Running, int]]) -> None:
         if slot_mapping.shape == slots.shape and bool((slot_mapping == slots).all()):
