@@ -30,6 +30,7 @@ A fork shares every block; the one that both are about to write is copied for th
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -59,15 +60,18 @@ class BlockManager:
     """Tables of sequences over a pool of `num_blocks` blocks of `block_size` tokens. Sequences are named by numbers that the caller picks.
 
     The order of a step: `schedule`, copy the blocks that it names, store and attend, `computed`. Nothing here knows of tensors.
+    `order` is the order in which blocks are handed out while none has been used (0, 1, 2 ... if it is left out).
     Every method raises ValueError, with the values, for a sequence that is not there (or is there already) and for counts that do not fit.
     """
 
-    def __init__(self, num_blocks: int, block_size: int) -> None:
+    def __init__(self, num_blocks: int, block_size: int, *, order: Sequence[int] | None = None) -> None:
         require_block_size(block_size)
         require(num_blocks >= 1, f"num_blocks is {num_blocks}, it must be at least 1")
+        order = range(num_blocks) if order is None else order
+        require(sorted(order) == list(range(num_blocks)), f"order is {list(order)}, it must name each of {num_blocks} blocks once")
         self.block_size = block_size
         self.references = [0] * num_blocks  # of each block: in how many tables it is
-        self.free_blocks = dict.fromkeys(range(num_blocks))  # an ordered set: the first is the one that is re-used next
+        self.free_blocks = OrderedDict.fromkeys(order)  # an ordered set: the first is the one that is re-used next
         self.prefix_of: dict[int, Prefix] = {}  # of each published block
         self.block_of_hash: dict[int, int] = {}
         self.tables: dict[int, list[int]] = {}

@@ -27,6 +27,15 @@ def test_a_full_hit_leaves_a_token_to_compute():
     assert manager.broken_invariants() == []
 
 
+def test_blocks_are_handed_out_in_the_order_that_is_asked_for():
+    manager = BlockManager(3, 2, order=[2, 0, 1])
+    computed(manager, 0, range(5))
+    assert manager.table(0) == [2, 0, 1]
+    manager.free(0)
+    computed(manager, 1, [9])
+    assert manager.table(1) == [1]  # of the blocks that were used, the one that left first
+
+
 def test_blocks_of_one_token():
     manager = BlockManager(4, 1)
     assert computed(manager, 0, [5, 6]) == 0
@@ -170,6 +179,7 @@ def test_prefixes_are_equal_from_the_first_token_on():
     {
         "num_blocks is 0, it must be at least 1": lambda m: BlockManager(0, 4),
         "block_size is 0, it must be at least 1": lambda m: BlockManager(4, 0),
+        "order is [0, 0], it must name each of 2 blocks once": lambda m: BlockManager(2, 4, order=[0, 0]),
         "sequence 0 is there already": lambda m: m.admit(0, [1]),
         "sequence 1 has no tokens": lambda m: m.admit(1, []),
         "there is no sequence 7": lambda m: m.schedule(7, 1) if 7 in m.tables else m.free(7),

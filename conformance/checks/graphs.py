@@ -16,6 +16,7 @@ from conformance.buffers import bits, first_difference
 from conformance.cases.graphs import GraphCase
 from conformance.checks.budget import exact_and_limit_of_row
 from conformance.checks.contents import KEY, QUERY, VALUE, rows_of
+from conformance.checks.steps import require_like
 from conformance.findings import Broken, Refused
 from conformance.implementation import REFUSALS, one_line
 from conformance.judge import Judge
@@ -55,7 +56,9 @@ class Bucket:
         for function in self.called:
             args, kwargs = self.arguments(function)
             out = self.judge.call(function, *args, **kwargs)
-            self.out = out if function == "decode_attention" else self.out
+            if function == "decode_attention":
+                require_like(out, self.q)
+                self.out = out
 
     def capture(self) -> None:
         """From here on `run` replays a graph. Raises Refused, or Broken if the step cannot be captured."""

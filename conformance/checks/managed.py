@@ -35,10 +35,9 @@ class Managed:
             if missing:
                 raise Broken(("BlockManager", f"gives a {type(self.manager).__name__} without {', '.join(missing)}"), clause=TABLES)
         else:
-            self.manager = reference.BlockManager(num_blocks, block_size)
             order = list(range(num_blocks))
             random.Random(order_seed).shuffle(order)  # a table is never the identity
-            self.manager.free_blocks = dict.fromkeys(order)
+            self.manager = reference.BlockManager(num_blocks, block_size, order=order)
 
     def ask(self, method: str, *args: Any) -> Any:
         self.calls.append((method, args))

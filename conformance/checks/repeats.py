@@ -22,6 +22,8 @@ LOGITS_SHAPE = (96, 160)  # E, V
 
 def raw(tensor: torch.Tensor) -> torch.Tensor:
     """The bits of a copy: a later call may use the memory again."""
+    if not isinstance(tensor, torch.Tensor):
+        raise Broken(("returned", f"a {type(tensor).__name__}, the contract says a tensor"))
     return bits(tensor.contiguous()).clone()
 
 
@@ -37,8 +39,9 @@ def require_repeats(call: Callable[[], torch.Tensor], name: Callable[[int], str]
 
 
 def require_equal_bits(name: str, alone: torch.Tensor, whole: torch.Tensor, what: str) -> None:
-    if not torch.equal(raw(alone), raw(whole)):
-        count = int((raw(alone) != raw(whole)).sum())
+    """alone, whole: the row's bits."""
+    if not torch.equal(alone, whole):
+        count = int((alone != whole).sum())
         raise Broken(
             (name, f"has other bits {what} ({count} of {alone.numel()} elements)"),
             likely="splits, tiles or the kernel itself are chosen by what else is in the batch",
@@ -56,13 +59,13 @@ def check_attention_repeats(judge: Judge, case: AttentionCase) -> None:
 def check_attention_alone(judge: Judge, case: AttentionCase) -> None:
     """Each sequence alone, the batch in reverse order, and a batch that is twice as large."""
     base = random_numbers(case, query_scale=1.0)
-    whole = attend(judge, case, base).result.clone()
+    whole = raw(attend(judge, case, base).result)
     parts = rows_of_sequences(case)
     count = len(parts)
     for order in ([i] for i in range(count)), [list(range(count))[::-1]], [[*range(count), *range(count)]]:
         for taken in order:
             variant, numbers = subset(case, base, taken)
-            out = attend(judge, variant, numbers).result
+            out = raw(attend(judge, variant, numbers).result)
             first = 0
             for i in taken:
                 size = parts[i].stop - parts[i].start
@@ -88,9 +91,9 @@ def check_logits_repeat(judge: Judge, case: tuple[int, torch.dtype]) -> None:
 
 def check_logits_alone(judge: Judge, case: tuple[int, torch.dtype]) -> None:
     hidden, weight = hidden_and_weight(judge, *case)
-    whole = judge.call("last_token_logits", hidden, weight).clone()
+    whole = raw(judge.call("last_token_logits", hidden, weight))
     for rows in ([0], [len(hidden) // 2], [len(hidden) - 1], [*range(len(hidden))][::-1], [*range(len(hidden) // 2 + 1)]):
-        out = judge.call("last_token_logits", hidden[rows], weight)
+        out = raw(judge.call("last_token_logits", hidden[rows], weight))
         for place, row in enumerate(rows):
             require_equal_bits(f"row {row} of {len(hidden)}", out[place], whole[row], "alone" if len(rows) == 1 else f"as row {place} of {len(rows)}")
 
@@ -108,8 +111,8 @@ def check_sample_alone(judge: Judge, case: RaceCase) -> None:
     if not case.num_rows or not judge.implementation.takes("sample", "noise"):
         return
     logits, temperatures, noise = (t.to(judge.device) for t in (case.logits, case.row_temperatures, case.noises))
-    whole = judge.call("sample", logits, temperatures, noise=noise).clone()
+    whole = raw(judge.call("sample", logits, temperatures, noise=noise))
     for rows in ([0], [case.num_rows - 1], [*range(case.num_rows)][::-1]):
-        out = judge.call("sample", logits[rows], temperatures[rows], noise=noise[rows])
+        out = raw(judge.call("sample", logits[rows], temperatures[rows], noise=noise[rows]))
         for place, row in enumerate(rows):
             require_equal_bits(f"row {row} of {case.num_rows}", out[place], whole[row], "alone" if len(rows) == 1 else "in reverse order")

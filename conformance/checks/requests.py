@@ -20,6 +20,7 @@ from conformance.buffers import bits
 from conformance.cases.requests import Request
 from conformance.checks.budget import exact_and_limit_of_row
 from conformance.checks.contents import KEY, QUERY, VALUE, rows_of
+from conformance.checks.steps import require_like
 from conformance.findings import Broken
 from conformance.judge import Judge
 from reference import SequenceState
@@ -115,10 +116,9 @@ class RequestReplay:
         if "BlockManager" in judge.implementation.offered:
             self.manager = judge.call("BlockManager", engine.num_blocks, engine.block_size)
         else:
-            self.manager = reference.BlockManager(engine.num_blocks, engine.block_size)
             order = list(range(engine.num_blocks))
             self.random.shuffle(order)  # a table is never the identity
-            self.manager.free_blocks = dict.fromkeys(order)
+            self.manager = reference.BlockManager(engine.num_blocks, engine.block_size, order=order)
         self.waiting: deque[Running] = deque()
         self.running: list[Running] = []
         self.admitting = True  # not after a preemption, until a request has finished
@@ -283,9 +283,7 @@ class RequestReplay:
         for name in ("context_lens",) if decoding else ("cu_seqlens_q", "cu_seqlens_k", "max_seqlen_q", "max_seqlen_k"):
             kwargs[name] = getattr(batch, name)
         out = self.judge.call(function, q, self.k_cache if paged else key, self.v_cache if paged else value, **kwargs)
-        if not isinstance(out, torch.Tensor) or out.shape != q.shape:
-            told = tuple(out.shape) if isinstance(out, torch.Tensor) else type(out).__name__
-            raise Broken((function, f"returned {told}, the contract says a tensor of shape {tuple(q.shape)}"))
+        require_like(out, q)
         for row, one, position, target in judged:
             self.require_row(out[row].double(), q[row], one, position, target, scale, f"{'decode' if decoding else 'prefill'} step")
 

@@ -112,10 +112,15 @@ class Pipeline:
 
 def attended(out: Any, q: torch.Tensor) -> torch.Tensor:
     """What an attention function returned, in float64."""
+    require_like(out, q)
+    return out.double()
+
+
+def require_like(out: Any, q: torch.Tensor) -> None:
+    """An attention function returned a tensor of q's shape, where q lies."""
     if not isinstance(out, torch.Tensor) or out.shape != q.shape or out.device.type != q.device.type:
         told = f"shape {tuple(out.shape)} on {out.device}" if isinstance(out, torch.Tensor) else f"a {type(out).__name__}"
         raise Broken(("returned", f"{told}, the contract says a tensor of shape {tuple(q.shape)} on {q.device}"))
-    return out.double()
 
 
 def require_row(

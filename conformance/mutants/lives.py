@@ -112,28 +112,25 @@ def row_that_was_written_before_is_skipped(self, cache, block, offset, row):
     STORE.write(cache, block, offset, row)
 
 
-def with_kept_blocks(self, k_cache, v_cache, table, n):
-    """What is gathered, but full blocks come from what was gathered for their id and first token before."""
-    keys, values = (rows.clone() for rows in ATTENTION.gather(k_cache, v_cache, table, n))
+def kept_for_the_table(self, k_cache, v_cache, table, n):
+    """What was gathered for the same cache, blocks and length before."""
+    place = (id(k_cache), tuple(table[: -(-n // k_cache.shape[1])].tolist()), n)
     kept = self.__dict__.setdefault("kept", {})
-    size = k_cache.shape[1]
-    for column in range(n // size):
-        rows = slice(column * size, (column + 1) * size)
-        place = (id(k_cache), int(table[column]), tuple(keys[rows][0].flatten().tolist()))
-        _, keys[rows], values[rows] = kept.setdefault(place, (k_cache, keys[rows].clone(), values[rows].clone()))
-    return keys, values
+    if place not in kept:
+        kept[place] = (k_cache, ATTENTION.gather(k_cache, v_cache, table, n))
+    return kept[place][1]
 
 
 @mutant("LIFE-3", replaces="gather", of=SoundAttention, source="nano-vllm #163 (its like in a kernel)", alone=True)
 def prefill_keeps_what_it_gathered(self, k_cache, v_cache, table, n):
-    """Prefill keeps full blocks by their id and first token: one that was used again gives what it held before."""
-    return ATTENTION.gather(k_cache, v_cache, table, n) if self.decoding else with_kept_blocks(self, k_cache, v_cache, table, n)
+    """Prefill keeps what it gathered by table and length: blocks that were used again give what they held before."""
+    return ATTENTION.gather(k_cache, v_cache, table, n) if self.decoding else kept_for_the_table(self, k_cache, v_cache, table, n)
 
 
 @mutant("LIFE-4", replaces="gather", of=SoundAttention, source="nano-vllm #163 (its like in a kernel)", alone=True)
 def decode_keeps_what_it_gathered(self, k_cache, v_cache, table, n):
-    """Decode keeps full blocks by their id and first token: one that was used again gives what it held before."""
-    return with_kept_blocks(self, k_cache, v_cache, table, n) if self.decoding else ATTENTION.gather(k_cache, v_cache, table, n)
+    """Decode keeps what it gathered by table and length: blocks that were used again give what they held before."""
+    return kept_for_the_table(self, k_cache, v_cache, table, n) if self.decoding else ATTENTION.gather(k_cache, v_cache, table, n)
 
 
 BATCHES, STORE, ATTENTION = SoundBatches(), SoundStore(), SoundAttention()
