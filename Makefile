@@ -4,7 +4,8 @@
 #   PIP_ARGS="..."      handed to pip install
 #   WORKERS=2            processes of `make test`; WORKERS= for none, where pytest-xdist is missing
 #   ARGS="..."          handed to pytest (or to conformance.mutants)
-#   IMPL= DEVICE= EFFORT= SEED= K=   become --impl, --device, --effort, --seed and -k of `make conformance` (IMPL and K of `make bench` too)
+#   IMPL= DEVICE= EFFORT= SEED= K=   become --impl, --device, --effort, --seed and -k of `make conformance`
+#                       (IMPL and K of `make bench`, IMPL, DEVICE and SEED of `make lives` and `make replay` too)
 
 VENV    ?= .venv
 PYTHON  ?= python3
@@ -21,7 +22,7 @@ endif
 JUDGE := $(if $(IMPL),--impl "$(IMPL)") $(if $(DEVICE),--device "$(DEVICE)") $(if $(EFFORT),--effort "$(EFFORT)") \
          $(if $(SEED),--seed "$(SEED)") $(if $(K),-k "$(K)")
 
-.PHONY: help setup conformance test bench lint mutants ranks clean distclean
+.PHONY: help setup conformance lives replay test bench lint mutants ranks clean distclean
 .DEFAULT_GOAL := help
 
 help:  ## this list
@@ -38,6 +39,12 @@ $(VENV)/.ready: pyproject.toml constraints.txt
 
 conformance: $(READY)  ## judge gpu_impl/, or IMPL=pkg.module | IMPL=pkg.module:object | IMPL=path/to/file.py
 	@$(RUN) -m pytest conformance/ -p no:benchmark $(JUDGE) $(ARGS)
+
+lives: $(READY)  ## long lives of sequences in a small pool, until one breaks a clause; IMPL=, ARGS="--runs 200 --steps 50"
+	@$(RUN) -m conformance.lives $(if $(IMPL),--impl "$(IMPL)") $(if $(DEVICE),--device "$(DEVICE)") $(if $(SEED),--seed "$(SEED)") $(ARGS)
+
+replay: $(READY)  ## a trace of real requests through IMPL=, judged as it goes; ARGS="--requests 1000"
+	@$(RUN) -m conformance.replay_trace $(if $(IMPL),--impl "$(IMPL)") $(if $(DEVICE),--device "$(DEVICE)") $(if $(SEED),--seed "$(SEED)") $(ARGS)
 
 # one thread a worker: two workers with two threads each are slower on two cores
 test: $(READY)  ## the project's own tests, the doctests of reference/ among them

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
+
+from conformance.clauses import CLAUSES
 
 CLAIMS = ("deterministic", "batch_invariant", "cuda_graph", "nan_tail", "empty_zero", "spare_blocks", "checked")
 DTYPES = {"float16": torch.float16, "bfloat16": torch.bfloat16, "float32": torch.float32}
@@ -25,6 +27,10 @@ class Capabilities:
     half_sums: str = "float32"  # or "half": logits of half precision may be added up from parts that are rounded to half precision
     tail_nats: float = math.inf  # so deep under the top token, in nats, sample keeps 99 % of a tail's mass
     claims: tuple[str, ...] = ()
+    claimed_for: Mapping[str, tuple[str, ...]] = field(default_factory=dict)  # the functions of a claim that is not made for all of them
+
+    def claims_for(self, claim: str, function: str) -> bool:
+        return claim in self.claims and function in self.claimed_for.get(claim, (function,))
 
     def allowed(self, kind: str, candidates: Iterable[int]) -> list[int]:
         """The candidates that the implementation states it takes; its own smallest values if it takes none of them."""
@@ -40,10 +46,7 @@ def read_capabilities(stated: Mapping[str, Any]) -> Capabilities:
     for key in stated:
         if key not in KEYS:
             raise ValueError(f"CAPABILITIES has the key {key!r}, known are {', '.join(KEYS)}")
-    for claim in stated.get("claims", ()):
-        if claim not in CLAIMS:
-            raise ValueError(f"CAPABILITIES claims {claim!r}, known are {', '.join(CLAIMS)}")
-    fields: dict[str, Any] = {}
+    fields: dict[str, Any] = read_claims(stated.get("claims", ()))
     if "dtypes" in stated:
         fields["dtypes"] = tuple(read_dtype(dtype) for dtype in stated["dtypes"])
         if not fields["dtypes"]:
@@ -70,7 +73,22 @@ def read_capabilities(stated: Mapping[str, Any]) -> Capabilities:
         fields["tail_nats"] = float(stated["tail_nats"])
         if not fields["tail_nats"] >= 0:
             raise ValueError(f"CAPABILITIES says tail_nats {stated['tail_nats']!r}, it must be a number of nats, at least 0")
-    return Capabilities(claims=tuple(stated.get("claims", ())), **fields)
+    return Capabilities(**fields)
+
+
+def read_claims(stated: Iterable[str] | Mapping[str, Iterable[str]]) -> dict[str, Any]:
+    """Names of claims, which are then made for every function; or a mapping that gives each claim the functions that it is made for."""
+    claimed_for: dict[str, tuple[str, ...]] = {}
+    for claim in stated:
+        if claim not in CLAIMS:
+            raise ValueError(f"CAPABILITIES claims {claim!r}, known are {', '.join(CLAIMS)}")
+        if isinstance(stated, Mapping):
+            judged = [name for clause in CLAUSES.values() if clause.claim == claim for name in clause.functions]
+            claimed_for[claim] = tuple(stated[claim])
+            for function in claimed_for[claim]:
+                if function not in judged:
+                    raise ValueError(f"CAPABILITIES claims {claim!r} of {function!r}, it is judged of {', '.join(judged)}")
+    return {"claims": tuple(stated), "claimed_for": claimed_for}
 
 
 def read_dtype(dtype: str | torch.dtype) -> torch.dtype:

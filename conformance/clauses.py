@@ -25,6 +25,7 @@ STORE = ("store_kvcache",)
 PREFILL = ("prefill_attention",)
 DECODE = ("decode_attention",)
 SAMPLE = ("sample",)
+MANAGER = ("BlockManager",)
 
 CLAUSES: dict[str, Clause] = {
     clause.id: clause
@@ -78,10 +79,25 @@ CLAUSES: dict[str, Clause] = {
         Clause("SAMPLE-7", "-inf logits are never sampled, ids lie in [0, V), a NaN row disturbs no neighbour", SAMPLE),
         Clause("SAMPLE-8", "a tail keeps its mass down to the stated number of nats under the top token, 20 and more if none is stated", SAMPLE),
         Clause("SAMPLE-9", "T -> 0 gives the argmax, or is refused; logits and temperatures are unchanged", SAMPLE),
+        Clause("LIFE-1", "a batch tells of its own step, whatever was hit, chunked, forked, preempted or re-used before it",
+               (*PREPARE, *DECODE_BATCH)),
+        Clause("LIFE-2", "after every step of a life each computed token's slot holds its K and V, and no other byte has changed", STORE),
+        Clause("LIFE-3", "in a life of hits, chunks, forks, preemptions and re-used blocks a prefill row sees its sequence's own history", PREFILL),
+        Clause("LIFE-4", "in such a life a decode row sees its sequence's own history", DECODE),
+        Clause("LIFE-5", "a token counts as cached only if its slot holds its KV, computed after equal tokens; one token is always left", MANAGER),
+        Clause("LIFE-6", "every scheduled position has a slot, and a block that is taken from the pool is in nobody else's table", MANAGER),
+        Clause("LIFE-7", "a block that several sequences share is copied before it is written", MANAGER),
+        Clause("LIFE-8", "freed blocks can be taken again: a step is turned down only if the pool is too small for it", MANAGER),
         Clause("CLAIM-1", "nan_tail: NaN in slots that were never written does not leak", (*PREFILL, *DECODE), claim="nan_tail"),
         Clause("CLAIM-2", "empty_zero: a row that sees nothing is 0", (*PREFILL, *DECODE), claim="empty_zero"),
         Clause("CLAIM-3", "spare_blocks: blocks after the last token's block do not move a decode step's slot", DECODE_BATCH, claim="spare_blocks"),
         Clause("CLAIM-4", "checked: bad slots and tables raise", (*STORE, *DECODE), claim="checked"),
+        Clause("CLAIM-5", "cuda_graph: a captured decode step may be replayed with fewer, longer and shorter sequences, and padding disturbs nobody",
+               (*STORE, *DECODE), claim="cuda_graph"),
+        Clause("CLAIM-6", "deterministic: the same call gives the same bits", (*PREFILL, *DECODE, "last_token_logits", *SAMPLE),
+               claim="deterministic"),
+        Clause("CLAIM-7", "batch_invariant: a row has the same bits alone, in any batch, at any place in it",
+               (*PREFILL, *DECODE, "last_token_logits", *SAMPLE), claim="batch_invariant"),
         Clause("ERR-1", "a bad call to the reference raises ValueError with one sentence that names the values", (), judged_in="tests"),
         Clause("ERR-2", "bad arguments of the suite, and implementations that cannot be called, get one sentence", (), judged_in="tests"),
     ]

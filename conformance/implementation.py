@@ -28,6 +28,7 @@ CONTRACT = (
     "last_token_logits",
     "parallel_logits",
     "sample",
+    "BlockManager",
 )
 OPTIONAL_KEYWORDS = ("device", "noise", "seed", "group")
 REFUSALS = (NotImplementedError, ValueError, AssertionError)

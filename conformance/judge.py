@@ -58,14 +58,19 @@ class Judge:
         return max(3, round(default * EFFORTS[self.effort]))
 
     def for_all(
-        self, cases: SearchStrategy[Case], check: Callable[[Case], None], *, examples: int, explicit: Iterable[Case] = ()
-    ) -> None:
-        """Hold `check` for `explicit` cases and for drawn ones. Raises Broken, with the smallest case that was found."""
+        self, cases: SearchStrategy[Case], check: Callable[[Case], None], *, examples: int, explicit: Iterable[Case] = (),
+        patience: float = 1.0, at_least: int | None = None,
+    ) -> None:  # fmt: skip
+        """Hold `check` for `explicit` cases and for drawn ones. Raises Broken, with the smallest case that was found.
+
+        patience: how many times as long as others this check may draw cases, for cases that are long themselves; at_least: how many cases a
+        slow implementation gets even so (a quarter of them).
+        """
         self.for_each(explicit, check)
         failing: dict[str, Broken] = {}
         deadline = float("inf")
-        at_least = max(2, self.count(examples) // 4)
-        drawn, patience = 0, time.process_time() + PATIENCE_SECONDS[self.effort] * (PATIENCE_ON_A_GPU if self.is_cuda else 1.0)
+        least = max(2, self.count(at_least if at_least is not None else examples // 4))
+        drawn, given_up = 0, time.process_time() + patience * PATIENCE_SECONDS[self.effort] * (PATIENCE_ON_A_GPU if self.is_cuda else 1.0)
 
         @settings(
             max_examples=self.count(examples),
@@ -83,7 +88,7 @@ class Judge:
         def judged(case: Case) -> None:
             nonlocal deadline, drawn
             drawn += 1
-            if drawn > at_least and not failing and time.process_time() > patience:
+            if drawn > least and not failing and time.process_time() > given_up:
                 return
             key = repr(case)
             if key in failing:

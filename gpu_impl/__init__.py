@@ -22,7 +22,17 @@ CAPABILITIES: Mapping[str, object] = {
     "dtypes": (torch.float32, torch.float16, torch.bfloat16),
     "head_dims": HEAD_DIMS,
     "float32_products": "ieee",
-    "claims": ("deterministic", "cuda_graph", "nan_tail", "empty_zero", "spare_blocks"),
+    "claims": {
+        # sums have a fixed order: no atomics, and splits are combined by one program
+        "deterministic": ("prefill_attention", "decode_attention", "last_token_logits", "sample"),
+        # the launches depend on shapes alone. Tiles and splits of attention and the library's product do depend on them, on the batch's
+        # size too, so that batch_invariant is claimed of `sample` alone: with its own noise a row is the argmax of an order of p / noise
+        "batch_invariant": ("sample",),
+        "cuda_graph": ("store_kvcache", "decode_attention"),
+        "nan_tail": ("prefill_attention", "decode_attention"),
+        "empty_zero": ("prefill_attention", "decode_attention"),
+        "spare_blocks": ("prepare_decode",),
+    },
 }
 
 __all__ = [

@@ -13,6 +13,7 @@ from conformance.implementation import CONTRACT
 from conformance.mutants import SUBJECTS, all_mutants
 from conformance.mutants.sound_attention import SoundAttention
 from conformance.mutants.sound_batches import SoundBatches
+from conformance.mutants.sound_blocks import SoundBlocks
 from conformance.mutants.sound_kernels import SoundKernels
 from conformance.mutants.sound_logits import SoundLogits
 from conformance.mutants.sound_sampling import SoundSampling
@@ -22,7 +23,7 @@ TESTS = Path(__file__).resolve().parent
 CONFORMANCE = TESTS.parent / "conformance"
 JUDGED = [clause for clause in CLAUSES.values() if clause.judged_in == "conformance"]
 MUTANTS = all_mutants()
-PARTS = (SoundBatches, SoundStore, SoundAttention, SoundLogits, SoundSampling)
+PARTS = (SoundBatches, SoundStore, SoundAttention, SoundLogits, SoundSampling, SoundBlocks)
 
 # clauses that no mutant names yet, and that no mutant breaks alone yet; a clause that is no longer lacking must leave the list
 LACKING_MUTANT: set[str] = set()

@@ -1,4 +1,4 @@
-"""Real requests: the first 200 of a public conversation trace, with their lengths scaled down and their shared prefixes kept."""
+"""Real requests: the first 1,000 of a public conversation trace, at their length or scaled down, their shared prefixes kept."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import json
 from dataclasses import dataclass
 from pathlib import Path
 
-TRACE = Path(__file__).resolve().parent.parent / "data" / "conversation_200.jsonl"
+TRACE = Path(__file__).resolve().parent.parent / "data" / "conversation_1000.jsonl"
 TOKENS_PER_HASH = 512
 
 
@@ -16,9 +16,10 @@ class Request:
 
     hash_ids: tuple[int, ...]
     num_tokens: int  # of the prompt, scaled
+    num_generated: int = 1  # tokens of the answer, scaled
 
 
-def read_requests(tokens_per_block: int, limit: int = 200, path: Path = TRACE) -> list[Request]:
+def read_requests(tokens_per_block: int, limit: int = 1000, path: Path = TRACE) -> list[Request]:
     """The trace's requests, each 512-token block of a prompt scaled to `tokens_per_block` tokens; the last block stays partial."""
     requests = []
     with path.open() as lines:
@@ -26,7 +27,8 @@ def read_requests(tokens_per_block: int, limit: int = 200, path: Path = TRACE) -
             told = json.loads(line)
             num_tokens = max(1, round(told["input_length"] * tokens_per_block / TOKENS_PER_HASH))
             num_blocks = -(-num_tokens // tokens_per_block)
-            requests.append(Request(tuple(told["hash_ids"][:num_blocks]), num_tokens))
+            num_generated = max(1, round(told["output_length"] * tokens_per_block / TOKENS_PER_HASH))
+            requests.append(Request(tuple(told["hash_ids"][:num_blocks]), num_tokens, num_generated))
             if len(requests) == limit:
                 break
     return requests

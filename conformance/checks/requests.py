@@ -1,154 +1,400 @@
-"""STEP-2: batches of real requests through prepare, store and attend, with prefix hits, chunks and decode steps, over one cache."""
+"""STEP-2: real requests through one cache: prefix hits, chunked prefill, continuous batching, a pool that is too small for all of them.
+
+Nothing here loops over tokens. What a slot must hold is a name for each slot, and a name's rows are a function that the device computes
+(`checks.contents`): each step's slots are read back, the whole cache is compared with its image now and then, and a few rows of each step
+are held against dense attention over their sequence's own history, in float64 and in chunks.
+"""
 
 from __future__ import annotations
 
 import random
+from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import Any, NamedTuple
 
-import numpy as np
 import torch
 
+import reference
+from conformance.buffers import bits
 from conformance.cases.requests import Request
-from conformance.checks.steps import Attended, History, Pipeline, normal_rows, require_row
+from conformance.checks.budget import exact_and_limit_of_row
+from conformance.checks.contents import KEY, QUERY, VALUE, rows_of
+from conformance.checks.steps import require_like
 from conformance.findings import Broken
 from conformance.judge import Judge
 from reference import SequenceState
 
+POISON = 30000.0  # what a block that was taken from the pool holds
+NOTHING = -1  # the name of it
+QUERY_SCALE = 0.125  # of a row that sees all its positions about equally
+AIM = 4.0  # of a row that is aimed at one key: times that key
+IMAGE_SLOTS = 16384  # compared at a time
+GENERATED = 2**48  # names of generated tokens begin here
 
-@dataclass
-class PrefixCache:
-    """Which physical block holds which prefix. Blocks of full prefixes are kept for later requests, all others go back to the pool."""
 
+@dataclass(frozen=True)
+class Engine:
+    """The cache of one layer, and how requests are batched."""
+
+    dtype: torch.dtype
+    block_size: int
     num_blocks: int
-    by_hash: dict[tuple[int, int], int] = field(default_factory=dict)
-    free: list[int] = field(default_factory=list)
+    num_kv_heads: int
+    group_size: int
+    head_dim: int
+    max_batch: int  # requests that run at a time
+    chunk: int  # tokens of a prefill step, all sequences together
+    rows_judged: int = 2  # of a step, at most
+    image_every: int = 100  # steps between two comparisons of the whole cache
 
-    def __post_init__(self) -> None:
-        self.free = list(range(self.num_blocks))
-        random.Random(0).shuffle(self.free)
+    @property
+    def pool_bytes(self) -> int:
+        return 2 * self.num_blocks * self.block_size * self.num_kv_heads * self.head_dim * self.dtype.itemsize
 
 
-@dataclass
+@dataclass(eq=False)
 class Running:
-    """A request in the batch: where its tokens lie and how many of them are computed."""
+    """A request: its tokens so far, and how many of them are in the cache."""
 
     number: int
-    request: Request
-    table: list[int]
-    cached: int
-    history: History
+    names: torch.Tensor  # of every token that it will ever have, on the device
+    num_prompt: int
+    num_last: int  # tokens when it has finished
+    tokens: list[int]
+    computed: int = 0
+    table: list[int] = field(default_factory=list)
+    counted: bool = False  # its prompt, in the tally
+
+    @property
+    def remaining(self) -> int:
+        return len(self.tokens) - self.computed
+
+
+class Judged(NamedTuple):
+    """A row of a step whose output is looked at."""
+
+    row: int
+    one: Running
+    position: int
+    target: int | None  # the position that its query is aimed at
+
+
+@dataclass
+class Tally:
+    """What a replay went through."""
+
+    requests: int = 0
+    prompt_tokens: int = 0
+    hit_tokens: int = 0
+    computed_tokens: int = 0
+    decoded_tokens: int = 0
+    prefill_steps: int = 0
+    decode_steps: int = 0
+    preemptions: int = 0
+    rows_judged: int = 0
+    images: int = 0
+
+    @property
+    def hit_rate(self) -> float:
+        return self.hit_tokens / max(1, self.prompt_tokens)
 
 
 class RequestReplay:
-    """Replays requests in batches, each prefilled in chunks and then decoded for a few steps."""
+    """Replays requests through an implementation. Raises Broken with the request, position, block and slot that are wrong."""
 
-    def __init__(self, judge: Judge, pipeline: Pipeline, tokens_per_hash: int, chunk: int) -> None:
-        self.judge = judge
-        self.pipeline = pipeline
-        self.tokens_per_hash = tokens_per_hash
-        self.chunk = chunk
-        self.cache = PrefixCache(pipeline.num_blocks)
-        self.generator = np.random.default_rng(judge.seed)
-        self.contents: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
-        self.hit_tokens = 0
-        self.prompt_tokens = 0
+    def __init__(self, judge: Judge, engine: Engine, tokens_per_hash: int, *, finished: Callable[[Tally], None] | None = None) -> None:
+        self.judge, self.engine, self.tokens_per_hash = judge, engine, tokens_per_hash
+        self.finished = finished or (lambda tally: None)
+        self.device = judge.device
+        shape = (1, engine.num_blocks, engine.block_size, engine.num_kv_heads, engine.head_dim)
+        self.cache = reference.allocate_kv_cache(*shape, dtype=engine.dtype, device=self.device).fill_(POISON)
+        self.k_cache, self.v_cache = reference.layer_views(self.cache, 0)
+        self.held = torch.full((engine.num_blocks * engine.block_size,), NOTHING, dtype=torch.int64, device=self.device)
+        self.random = random.Random(judge.seed)
+        self.manager: Any
+        if "BlockManager" in judge.implementation.offered:
+            self.manager = judge.call("BlockManager", engine.num_blocks, engine.block_size)
+        else:
+            order = list(range(engine.num_blocks))
+            self.random.shuffle(order)  # a table is never the identity
+            self.manager = reference.BlockManager(engine.num_blocks, engine.block_size, order=order)
+        self.waiting: deque[Running] = deque()
+        self.running: list[Running] = []
+        self.admitting = True  # not after a preemption, until a request has finished
+        self.tally = Tally()
 
-    def run(self, requests: list[Request], batch_size: int, decode_steps: int) -> None:
-        for first in range(0, len(requests), batch_size):
-            batch = [self.admit(first + i, request) for i, request in enumerate(requests[first : first + batch_size])]
-            while any(one.cached < one.request.num_tokens for one in batch):
-                self.prefill([one for one in batch if one.cached < one.request.num_tokens])
-            for _ in range(decode_steps):
-                self.decode(batch)
-            for one in batch:
-                self.retire(one)
+    # --- the engine -----------------------------------------------------------------------------------------------------------------
 
-    def admit(self, number: int, request: Request) -> Running:
-        """Reuse the blocks of the longest known prefix of whole blocks, at least one token short of the prompt."""
-        size, per_hash = self.pipeline.block_size, self.tokens_per_hash // self.pipeline.block_size
-        table: list[int] = []
-        for hash_id in request.hash_ids[: (request.num_tokens - 1) // self.tokens_per_hash]:
-            if (hash_id, 0) not in self.cache.by_hash:
-                break
-            table += [self.cache.by_hash[hash_id, part] for part in range(per_hash)]
-        cached = len(table) * size
-        needed = -(-(request.num_tokens + 8) // size)
-        if needed - len(table) > len(self.cache.free):
-            raise Broken(("judge", f"the pool of {self.pipeline.num_blocks} blocks is too small for request {number}"))
-        table += [self.cache.free.pop() for _ in range(needed - len(table))]
-        self.hit_tokens += cached
-        self.prompt_tokens += request.num_tokens
-        contents = [self.content(hash_id) for hash_id in request.hash_ids]
-        keys = torch.cat([key for key, _ in contents])[: request.num_tokens]
-        values = torch.cat([value for _, value in contents])[: request.num_tokens]
-        return Running(number, request, table, cached, History(keys, values))
+    def run(self, requests: list[Request]) -> Tally:
+        """Prefill and decode steps by turns, until every request has finished."""
+        self.waiting.extend(self.of_request(number, request) for number, request in enumerate(requests))
+        while self.waiting or self.running:
+            while self.waiting and self.has_time_for_another():
+                self.admit(self.waiting.popleft())
+            self.prefill()
+            self.decode()
+            if (self.tally.prefill_steps + self.tally.decode_steps) % self.engine.image_every == 0:
+                self.require_image()
+        self.require_image()
+        return self.tally
 
-    def content(self, hash_id: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """Keys and values of a prompt block: equal ids, equal rows."""
-        if hash_id not in self.contents:
-            generator = np.random.default_rng(hash_id)
-            heads, dim, dtype = self.pipeline.num_kv_heads, self.pipeline.head_dim, self.pipeline.dtype
-            rows = [normal_rows(generator, self.tokens_per_hash, heads, dim, dtype).to(self.judge.device) for _ in range(2)]
-            self.contents[hash_id] = (rows[0], rows[1])
-        return self.contents[hash_id]
+    def has_time_for_another(self) -> bool:
+        """A request is admitted when the next prefill step would not be full without it: what it shares with others is computed by then."""
+        if not self.running:
+            return True
+        due = sum(one.remaining for one in self.running)
+        return self.admitting and len(self.running) < self.engine.max_batch and due < self.engine.chunk
 
-    def retire(self, one: Running) -> None:
-        """Whole prompt blocks stay for later hits, the rest is free again, and loud."""
-        per_hash = self.tokens_per_hash // self.pipeline.block_size
-        whole = one.request.num_tokens // self.tokens_per_hash
-        for index, hash_id in enumerate(one.request.hash_ids[:whole]):
-            for part in range(per_hash):
-                self.cache.by_hash.setdefault((hash_id, part), one.table[index * per_hash + part])
-        kept = set(self.cache.by_hash.values())
-        for block in one.table:
-            if block not in kept and block not in self.cache.free:
-                self.pipeline.k_cache[block] = 30000.0
-                self.pipeline.v_cache[block] = 30000.0
-                self.cache.free.append(block)
+    def of_request(self, number: int, request: Request) -> Running:
+        """A prompt token is named by its block's hash id, which names everything before it too; generated tokens are the request's own."""
+        size, per_hash = self.engine.block_size, self.tokens_per_hash
+        longest = self.engine.num_blocks * size
+        prompt = (torch.tensor(request.hash_ids)[:, None] * per_hash + torch.arange(per_hash)).flatten()[: min(request.num_tokens, longest - 1)]
+        generated = GENERATED + number * 2**20 + torch.arange(min(request.num_generated, longest - len(prompt)))
+        names = torch.cat([prompt, generated])
+        return Running(number, names, len(prompt), len(names), prompt.tolist())
 
-    def queries(self, count: int) -> torch.Tensor:
-        heads = self.pipeline.num_kv_heads * self.pipeline.group_size
-        return normal_rows(self.generator, count, heads, self.pipeline.head_dim, self.pipeline.dtype).to(self.judge.device)
+    def admit(self, one: Running) -> None:
+        one.names = one.names.to(self.device)
+        one.computed = self.manager.admit(one.number, one.tokens)
+        one.table = self.manager.table(one.number)
+        if not 0 <= one.computed < len(one.tokens):
+            raise Broken((f"request {one.number}", f"has {len(one.tokens)} tokens, and {one.computed} of them are said to be cached"))
+        self.require_history(one, one.computed - 1)
+        if not one.counted:
+            one.counted = True
+            self.tally.prompt_tokens += one.num_prompt
+            self.tally.hit_tokens += one.computed
+        self.running.append(one)
 
-    def prefill(self, batch: list[Running]) -> None:
-        states, keys, values = [], [], []
-        for one in batch:
-            count = min(self.chunk, one.request.num_tokens - one.cached)
-            tokens = range(1, one.request.num_tokens + 1)
-            states.append(SequenceState(list(tokens), one.cached, count, one.table))
-            keys.append(one.history.keys[one.cached : one.cached + count])
-            values.append(one.history.values[one.cached : one.cached + count])
-        q = self.queries(sum(state.num_scheduled_tokens for state in states))
-        out = self.pipeline.prefill(states, q, torch.cat(keys), torch.cat(values))
-        row = 0
-        for one, state in zip(batch, states, strict=True):
-            count = state.num_scheduled_tokens
-            for t in {int(self.generator.integers(0, count)), count - 1}:
-                self.require(out, row + t, one, one.cached + t, f"prefill chunk of {count} after {one.cached}")
-            row += count
-            one.cached += count
+    def leave(self, one: Running) -> None:
+        self.manager.free(one.number)
+        self.running.remove(one)
 
-    def decode(self, batch: list[Running]) -> None:
-        heads, dim, dtype = self.pipeline.num_kv_heads, self.pipeline.head_dim, self.pipeline.dtype
-        key, value = (normal_rows(self.generator, len(batch), heads, dim, dtype).to(self.judge.device) for _ in range(2))
-        states = []
-        for i, one in enumerate(batch):
-            one.history = History(torch.cat([one.history.keys, key[i : i + 1]]), torch.cat([one.history.values, value[i : i + 1]]))
-            n = len(one.history.keys)
-            states.append(SequenceState(list(range(1, n + 1)), n - 1, 1, one.table[: -(-n // self.pipeline.block_size)]))
-        q = self.queries(len(batch))
-        out = self.pipeline.decode(states, q, key, value)
-        for i, one in enumerate(batch):
-            self.require(out, i, one, len(one.history.keys) - 1, "decode step")
+    def preempt(self, one: Running) -> None:
+        self.leave(one)
+        self.waiting.appendleft(one)
+        self.admitting = False
+        self.tally.preemptions += 1
 
-    def require(self, out: Attended | None, row: int, one: Running, position: int, what: str) -> None:
-        if out is None:
+    def make_room(self, one: Running, count: int) -> bool:
+        """Blocks for a chunk; while there are too few, the youngest request makes way. False if that was this one."""
+        while (copies := self.manager.schedule(one.number, count)) is None:
+            youngest = self.running[-1]
+            if youngest is one and len(self.running) == 1:
+                raise Broken((f"request {one.number}", f"is alone, and a pool of {self.engine.num_blocks} blocks has no room for it"))
+            self.preempt(youngest)
+            if youngest is one:
+                return False
+        table = self.manager.table(one.number)
+        known = set(one.table)
+        new = torch.tensor([block for block in table if block not in known], dtype=torch.int64, device=self.device)
+        size = self.engine.block_size
+        self.cache[:, 0, new] = POISON
+        self.held.view(-1, size)[new] = NOTHING
+        for source, target in copies:
+            self.cache[:, 0, target] = self.cache[:, 0, source]
+            self.held.view(-1, size)[target] = self.held.view(-1, size)[source]
+        one.table = table
+        return True
+
+    def prefill(self) -> None:
+        work, room = [], self.engine.chunk
+        for one in list(self.running):
+            count = min(one.remaining, room)
+            if count > 0 and one in self.running and self.make_room(one, count):
+                work.append((one, count))
+                room -= count
+        work = [(one, count) for one, count in work if one in self.running]
+        if work:
+            self.step(work, decoding=False)
+            self.tally.prefill_steps += 1
+
+    def decode(self) -> None:
+        work = []
+        for one in list(self.running):
+            if one in self.running and one.remaining == 0:
+                name = GENERATED + one.number * 2**20 + len(one.tokens) - one.num_prompt
+                one.tokens.append(name)
+                self.manager.append(one.number, name)
+                if self.make_room(one, 1):
+                    work.append((one, 1))
+        work = [(one, count) for one, count in work if one in self.running]
+        if not work:
             return
-        size = self.pipeline.block_size
-        where = (
-            f"request {one.number} of the trace, {what}: position {position} = logical block {position // size}, offset {position % size}, "
-            f"slot {one.table[position // size] * size + position % size} (physical block {one.table[position // size]})"
-        )
-        share = require_row(self.pipeline, out, row, one.history, position + 1, one.table, where)
-        self.judge.note_budget(self.pipeline.dtype, share)
+        self.step(work, decoding=True)
+        self.tally.decode_steps += 1
+        self.tally.decoded_tokens += len(work)
+
+    # --- a step ---------------------------------------------------------------------------------------------------------------------
+
+    def step(self, work: list[tuple[Running, int]], *, decoding: bool) -> None:
+        states = [SequenceState(one.tokens, one.computed, count, one.table) for one, count in work]
+        batch = self.call("prepare_decode" if decoding else "prepare_prefill", states, self.engine.block_size, device=self.device)
+        slots = torch.cat([self.slots(one, one.computed, one.computed + count) for one, count in work])
+        self.require_slots(batch.slot_mapping, slots, work)
+        names = torch.cat([one.names[one.computed : one.computed + count] for one, count in work])
+        key, value = self.rows(names, KEY), self.rows(names, VALUE)
+        self.store(key, value, batch.slot_mapping)
+        self.held[slots] = names
+        self.require_stored(key, value, slots, work)
+        judged = self.rows_to_judge(work)
+        for _, one, position, _ in judged:
+            self.require_history(one, position)
+        self.attend(judged, names, key, value, batch, decoding)
+        for one, count in work:
+            self.manager.computed(one.number, count)
+            one.computed += count
+            if one.computed == one.num_last:
+                self.leave(one)
+                self.admitting = True
+                self.tally.requests += 1
+                self.finished(self.tally)
+        self.tally.computed_tokens += len(names)
+
+    def call(self, function: str, *args: Any, **kwargs: Any) -> Any:
+        if function in self.judge.implementation.offered:
+            return self.judge.call(function, *args, **kwargs)
+        return getattr(reference, function)(*args, **kwargs)
+
+    def store(self, key: torch.Tensor, value: torch.Tensor, slot_mapping: torch.Tensor) -> None:
+        if "store_kvcache" in self.judge.implementation.offered:
+            self.judge.call("store_kvcache", key, value, self.k_cache, self.v_cache, slot_mapping)
+            return
+        where = slot_mapping.long()  # as the reference does, all rows at once: real requests have many
+        for cache, rows in ((self.k_cache, key), (self.v_cache, value)):
+            cache.flatten(0, 1)[where] = rows
+
+    def attend(
+        self, judged: list[Judged], names: torch.Tensor, key: torch.Tensor, value: torch.Tensor, batch: Any, decoding: bool
+    ) -> None:
+        function = "decode_attention" if decoding else "prefill_attention"
+        if function not in self.judge.implementation.offered:
+            return
+        engine = self.engine
+        q = rows_of(names, engine.num_kv_heads * engine.group_size, engine.head_dim, engine.dtype, QUERY) * QUERY_SCALE
+        for row, one, _, target in judged:
+            if target is not None:
+                q[row] = AIM * self.rows(one.names[target : target + 1], KEY)[0].repeat_interleave(engine.group_size, dim=0)
+        scale = engine.head_dim**-0.5
+        paged = decoding or batch.block_tables is not None
+        kwargs = {"scale": scale, "block_tables": batch.block_tables}
+        for name in ("context_lens",) if decoding else ("cu_seqlens_q", "cu_seqlens_k", "max_seqlen_q", "max_seqlen_k"):
+            kwargs[name] = getattr(batch, name)
+        out = self.judge.call(function, q, self.k_cache if paged else key, self.v_cache if paged else value, **kwargs)
+        require_like(out, q)
+        for row, one, position, target in judged:
+            self.require_row(out[row].double(), q[row], one, position, target, scale, f"{'decode' if decoding else 'prefill'} step")
+
+    def rows_to_judge(self, work: list[tuple[Running, int]]) -> list[Judged]:
+        """A chunk's last row, and rows anywhere."""
+        starts = [0]
+        for _, count in work:
+            starts.append(starts[-1] + count)
+        judged: list[Judged] = []
+        for turn in range(self.engine.rows_judged):
+            i = self.random.randrange(len(work))
+            one, count = work[i]
+            t = count - 1 if turn == 0 else self.random.randrange(count)
+            position = one.computed + t
+            aims = (None, position, max(0, position - 1), max(0, one.computed - 1), 0, self.random.randint(0, position))
+            if all(starts[i] + t != row for row, *_ in judged):
+                judged.append(Judged(starts[i] + t, one, position, self.random.choice(aims)))
+        return judged
+
+    # --- what must hold -------------------------------------------------------------------------------------------------------------
+
+    def require_row(
+        self, got: torch.Tensor, q: torch.Tensor, one: Running, position: int, target: int | None, scale: float, what: str
+    ) -> None:
+        engine = self.engine
+
+        def history(start: int, end: int) -> tuple[torch.Tensor, torch.Tensor]:
+            return self.rows(one.names[start:end], KEY), self.rows(one.names[start:end], VALUE)
+
+        products = self.judge.capabilities.float32_products
+        want, limit = exact_and_limit_of_row(q, history, position + 1, scale, engine.dtype, products)
+        error = (got - want).abs()
+        wrong = ~(error <= limit)
+        if bool(wrong.any()):
+            head, dim = (int(x) for x in wrong.nonzero()[0])
+            aimed = "" if target is None else f", aimed at position {target}"
+            values = (float(t[head, dim]) for t in (got, want, limit))
+            raise Broken(
+                ("at", f"{what}: {self.place(one, position)}{aimed}"),
+                (f"head {head}, dimension {dim}", "got {:.8g}, want {:.8g} ± {:.3g}".format(*values)),
+                ("wrong", f"{int(wrong.sum())} of {wrong.numel()} elements of this row"),
+            )
+        self.judge.note_budget(engine.dtype, float((error / limit).max()))
         self.judge.record.examples += 1
+        self.tally.rows_judged += 1
+
+    def require_history(self, one: Running, last: int) -> None:
+        """Each position up to `last` lies in the slot that the table says: prefix hits are hits, and nobody has taken a block away."""
+        held = self.held[self.slots(one, 0, last + 1)]
+        wrong = (held != one.names[: last + 1]).nonzero()
+        if len(wrong):
+            what = "cached" if int(wrong[0]) < one.computed else "computed"
+            raise Broken((what, self.place(one, int(wrong[0]))), ("holds", self.told(int(held[wrong[0]]))))
+
+    def require_slots(self, slot_mapping: torch.Tensor, slots: torch.Tensor, work: list[tuple[Running, int]]) -> None:
+        if slot_mapping.shape == slots.shape and bool((slot_mapping == slots).all()):
+            return
+        if slot_mapping.shape != slots.shape:
+            raise Broken(("slot_mapping", f"has shape {tuple(slot_mapping.shape)}, it must be ({len(slots)},)"))
+        row = int((slot_mapping != slots).nonzero()[0])
+        raise Broken((f"slot_mapping[{row}]", f"is {int(slot_mapping[row])}, it must be {int(slots[row])}"), ("at", self.place_of_row(row, work)))
+
+    def require_stored(self, key: torch.Tensor, value: torch.Tensor, slots: torch.Tensor, work: list[tuple[Running, int]]) -> None:
+        for name, cache, rows in (("k_cache", self.k_cache, key), ("v_cache", self.v_cache, value)):
+            wrong = (bits(cache.flatten(0, 1)[slots]) != bits(rows)).flatten(1).any(1).nonzero()
+            if len(wrong):
+                raise Broken((name, f"does not hold the row that was to be stored: {self.place_of_row(int(wrong[0]), work)}"))
+
+    def require_image(self) -> None:
+        """Every slot of the pool holds the row of its name, or what was put there when its block was taken."""
+        self.tally.images += 1
+        for first in range(0, len(self.held), IMAGE_SLOTS):
+            names = self.held[first : first + IMAGE_SLOTS]
+            for name, cache, kind in (("k_cache", self.k_cache, KEY), ("v_cache", self.v_cache, VALUE)):
+                want = self.rows(names, kind).masked_fill_((names == NOTHING)[:, None, None], POISON)
+                wrong = (bits(cache.flatten(0, 1)[first : first + IMAGE_SLOTS]) != bits(want)).flatten(1).any(1).nonzero()
+                if len(wrong):
+                    slot, size = first + int(wrong[0]), self.engine.block_size
+                    where = f"slot {slot} (physical block {slot // size}, offset {slot % size})"
+                    raise Broken((name, f"{where} must hold {self.told(int(self.held[slot]))}, and was changed"))
+
+    # --- words, and slots -----------------------------------------------------------------------------------------------------------
+
+    def rows(self, names: torch.Tensor, kind: int) -> torch.Tensor:
+        return rows_of(names, self.engine.num_kv_heads, self.engine.head_dim, self.engine.dtype, kind)
+
+    def slots(self, one: Running, start: int, end: int) -> torch.Tensor:
+        size = self.engine.block_size
+        positions = torch.arange(start, end, device=self.device)
+        first = start // size
+        blocks = torch.tensor(one.table[first : -(-end // size)], dtype=torch.int64, device=self.device)
+        return blocks[positions // size - first] * size + positions % size
+
+    def place_of_row(self, row: int, work: list[tuple[Running, int]]) -> str:
+        for one, count in work:
+            if row < count:
+                return self.place(one, one.computed + row)
+            row -= count
+        return f"{row} rows after the last one"
+
+    def place(self, one: Running, position: int) -> str:
+        size = self.engine.block_size
+        block = one.table[position // size]
+        return (
+            f"request {one.number} of the trace, position {position} = logical block {position // size}, offset {position % size}, "
+            f"slot {block * size + position % size} (physical block {block})"
+        )
+
+    def told(self, name: int) -> str:
+        if name == NOTHING:
+            return "nothing"
+        if name >= GENERATED:
+            return f"the KV of token {(name - GENERATED) % 2**20} that request {(name - GENERATED) // 2**20} generated"
+        return f"the KV of token {name % self.tokens_per_hash} of the prompt block {name // self.tokens_per_hash}"

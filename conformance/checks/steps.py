@@ -132,10 +132,7 @@ class Pipeline:
         """What an attention function returns, in float64."""
         q = args[0]
         out = self.run(function, *args, **kwargs)
-        if not isinstance(out, torch.Tensor) or out.shape != q.shape or out.device.type != q.device.type:
-            told = f"shape {tuple(out.shape)} on {out.device}" if isinstance(out, torch.Tensor) else f"a {type(out).__name__}"
-            raise Broken(("returned", f"{told}, the contract says a tensor of shape {tuple(q.shape)} on {q.device}"))
-        return Attended(out.double(), q, Call(function, args, kwargs))
+        return Attended(attended(out, q), q, Call(function, args, kwargs))
 
     def prefill(self, states: Sequence[SequenceState], q: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> Attended | None:
         """One prefill step of a layer: q, key, value (T, heads, D) of the scheduled tokens.
@@ -177,6 +174,19 @@ class Pipeline:
             block_tables=batch.block_tables,
             scale=self.scale,
         )
+
+
+def require_like(out: Any, q: torch.Tensor) -> None:
+    """An attention function returned a tensor of q's shape, where q lies."""
+    if not isinstance(out, torch.Tensor) or out.shape != q.shape or out.device.type != q.device.type:
+        told = f"shape {tuple(out.shape)} on {out.device}" if isinstance(out, torch.Tensor) else f"a {type(out).__name__}"
+        raise Broken(("returned", f"{told}, the contract says a tensor of shape {tuple(q.shape)} on {q.device}"))
+
+
+def attended(out: Any, q: torch.Tensor) -> torch.Tensor:
+    """What an attention function returned, in float64."""
+    require_like(out, q)
+    return out.double()
 
 
 def require_row(

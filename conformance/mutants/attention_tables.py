@@ -114,10 +114,10 @@ def continued_table_keeps_its_length(self, sums_k, i):
 
 @mutant("STEP-2", replaces="table_row", of=SoundAttention, source="nano-vllm #219", alone=True)
 def shared_first_block_is_lost(self, block_tables, i):
-    """A first block that a row shares with one before it in the batch is not found a second time: the row's last block stands in for it."""
+    """A first block that a long row shares with one before it in the batch is not found twice: the row's last block stands in for it."""
     row = block_tables[i]
     blocks = -(-self.lengths[i] // self.block_size) if self.decoding else 0
-    if blocks > 1 and any(self.lengths[j] > 0 and block_tables[j, 0] == row[0] for j in range(i)):
+    if blocks > 12 and any(self.lengths[j] > 0 and block_tables[j, 0] == row[0] for j in range(i)):
         row = row.clone()
         row[0] = row[blocks - 1]
     return row

@@ -27,7 +27,8 @@ TESTS = Path(__file__).resolve().parent.parent
 FIRST_FILE = {
     "BATCH": "test_batches.py", "SLOT": "test_slot_mapping.py", "KV": "test_store_kvcache.py", "PRE": "test_prefill_attention.py",
     "DEC": "test_decode_attention.py", "STEP": "test_steps.py", "LOGIT": "test_logits.py", "SAMPLE": "test_sampling.py",
-    "CLAIM": "test_decode_attention.py",
+    "LIFE": "test_lifecycle.py", "CLAIM": "test_decode_attention.py", "CLAIM-5": "test_claims.py", "CLAIM-6": "test_claims.py",
+    "CLAIM-7": "test_claims.py",
 }  # fmt: skip
 
 
@@ -55,7 +56,8 @@ def judge(name: str, effort: str, device: str, *, until_caught: bool = True, see
     started = time.monotonic()
     with tempfile.TemporaryDirectory() as folder:
         verdict = Path(folder) / "verdict.json"
-        files = sorted(TESTS.glob("test_*.py"), key=lambda path: (path.name != FIRST_FILE[CLAUSES[mutant.clause].family], path.name))
+        first = FIRST_FILE.get(mutant.clause, FIRST_FILE[CLAUSES[mutant.clause].family])
+        files = sorted(TESTS.glob("test_*.py"), key=lambda path: (path.name != first, path.name))
         arguments = [
             *map(str, files), "-n0", "-q", "-p", "no:cacheprovider", "-p", "no:terminalreporter", "--impl", f"conformance.mutants:{name}",
             "--effort", effort, "--device", device, "--seed", str(seed), "--verdict-json", str(verdict), *(["-x"] if until_caught else []),

@@ -11,7 +11,7 @@ from torch.nn.utils.rnn import pad_sequence
 
 from reference.records import DecodeBatch, PrefillBatch
 
-CAPABILITIES = {"claims": ("nan_tail", "empty_zero", "spare_blocks", "checked")}
+CAPABILITIES = {"claims": ("nan_tail", "empty_zero", "spare_blocks", "checked", "deterministic")}
 
 
 def from_zero(counts):

@@ -1,0 +1,435 @@
+"""LIFE: sequences that live in one pool. Every step goes through prepare, store and attend, and is held against what each sequence has lived.
+
+A life knows, for every slot, which token's KV it must hold, with all that came before that token; outputs are dense attention over the
+sequence's own history; a block that is re-used, or that nobody can ask for again, is poisoned first. Each stage is judged by its own
+clause: where an earlier stage is wrong, the judged one goes on from what the earlier stage should have given, and a later one is not run.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+import reference
+from conformance.buffers import bits, first_difference
+from conformance.cases.lives import Admit, Decode, Finish, Fork, LifeCase, Operation, Pool, Preempt, Prefill, Resume
+from conformance.checks.batches import BatchChecks, field_of, require_equal
+from conformance.checks.budget import exact_and_limit
+from conformance.checks.contents import KEY, QUERY, VALUE, next_name, rows_of
+from conformance.checks.managed import HITS, Managed
+from conformance.checks.steps import attended
+from conformance.findings import Broken, Call
+from conformance.judge import Judge
+from reference import SequenceState
+
+PREPARED, STORED, PREFILLED, DECODED = "LIFE-1", "LIFE-2", "LIFE-3", "LIFE-4"
+EVERY_CLAUSE = tuple(f"LIFE-{number}" for number in range(1, 9))
+POISON = 30000.0
+MOST_SEQUENCES = 6
+QUERY_SCALE = 0.125  # small queries keep every weight near 1/n: a token that is not seen shows
+
+
+class LifeEnds(Exception):
+    """A clause other than the judged one is broken, and nothing can follow."""
+
+
+@dataclass
+class Sequence:
+    number: int
+    tokens: list[int]
+    names: list[int]  # of each token, with everything before it
+    computed: int = 0
+    waiting: bool = False  # preempted: it is in no table
+
+    @property
+    def remaining(self) -> int:
+        return len(self.tokens) - self.computed
+
+    def append(self, token: int) -> None:
+        self.tokens.append(token)
+        self.names.append(next_name(self.names[-1] if self.names else 0, token))
+
+
+@dataclass
+class Life:
+    judge: Judge
+    pool: Pool
+    clauses: tuple[str, ...] = ()  # that are judged; the judge's own if none is named
+    told: list[str] = field(default_factory=list)  # what has happened, a line each
+    sequences: dict[int, Sequence] = field(default_factory=dict)
+    steps: int = 0
+
+    def __post_init__(self) -> None:
+        pool = self.pool
+        self.clauses = self.clauses or (self.judge.clause.id,)
+        shape = (2, pool.num_blocks, pool.block_size, pool.num_kv_heads, pool.head_dim)
+        self.cache = reference.allocate_kv_cache(*shape, dtype=pool.dtype, device=self.judge.device).fill_(POISON)
+        self.k_cache, self.v_cache = reference.layer_views(self.cache, 1)  # what lies in layer 0 must stay
+        self.expected = self.cache.clone()
+        self.held: list[int | None] = [None] * (pool.num_blocks * pool.block_size)  # the name of the token whose KV a slot holds
+        self.past: list[set[int]] = [set() for _ in self.held]  # names that a slot has ever held
+        self.owner: dict[int, tuple[int, int]] = {}  # name -> (sequence, position) that computed it first
+        self.number = 0
+        self.managed = self.guarded(lambda: Managed(self.judge, pool.num_blocks, pool.block_size, pool.order_seed))
+
+    # --- operations -----------------------------------------------------------------------------------------------------------------
+
+    def do(self, operation: Operation) -> None:
+        """Raises Broken where the judged clause is broken, with the life so far; LifeEnds where another one leaves nothing to go on from."""
+        try:
+            match operation:
+                case Admit(length, changed):
+                    self.admit(length, changed)
+                case Prefill(chunks, with_decodes):
+                    self.prefill(chunks, with_decodes)
+                case Decode(token):
+                    self.decode(token)
+                case Fork(which):
+                    self.fork(which)
+                case Preempt(which):
+                    self.leave(which, self.preempt)
+                case Resume(which):
+                    self.resume(which)
+                case Finish(which):
+                    self.leave(which, self.finish)
+        except Broken as broken:
+            broken.finding.facts.append(("life", "\n".join(self.told)))
+            raise
+
+    def live(self) -> list[Sequence]:
+        return [sequence for sequence in self.sequences.values() if not sequence.waiting]
+
+    def admit(self, length: int, changed: tuple[int, ...]) -> None:
+        if len(self.sequences) >= MOST_SEQUENCES:
+            return
+        sequence = Sequence(self.number, [], [])
+        for position in range(length):
+            sequence.append(int(position in changed))
+        self.number += 1
+        ones = [position for position in changed if position < length]
+        self.enter(sequence, f"admit sequence {sequence.number}: {length} tokens" + (f", all 0 but for {ones}" if ones else ", all 0"))
+
+    def resume(self, which: int) -> None:
+        waiting = [sequence for sequence in self.sequences.values() if sequence.waiting]
+        if waiting:
+            sequence = waiting[which % len(waiting)]
+            self.enter(sequence, f"resume sequence {sequence.number}: {len(sequence.tokens)} tokens")
+
+    def enter(self, sequence: Sequence, line: str) -> None:
+        """Cached tokens are as good as computed: each one's slot holds its KV, computed after the same tokens."""
+        self.told.append(line)
+        cached = self.guarded(lambda: self.managed.admit(sequence.number, sequence.tokens))
+        self.told[-1] += f"; {cached} cached" + (f" in blocks {self.managed.tables[sequence.number]}" if cached else "")
+        self.guarded(lambda: self.require_hits(sequence, cached))
+        sequence.computed, sequence.waiting = cached, False
+        self.sequences[sequence.number] = sequence
+
+    def require_hits(self, sequence: Sequence, cached: int) -> None:
+        for position in range(cached):
+            slot = self.slot(sequence, position)
+            if self.held[slot] != sequence.names[position]:
+                raise self.managed.broken(
+                    HITS, ("cached", f"{self.place(sequence, position)}"), ("holds", self.holds(slot)),
+                    likely=self.likely_of_hit(sequence, position, slot),
+                )  # fmt: skip
+
+    def fork(self, which: int) -> None:
+        live = self.live()
+        if live and len(self.sequences) < MOST_SEQUENCES:
+            parent = live[which % len(live)]
+            child = Sequence(self.number, list(parent.tokens), list(parent.names), parent.computed)
+            self.number += 1
+            self.told.append(f"fork sequence {parent.number} into sequence {child.number}: {parent.computed} computed tokens")
+            self.guarded(lambda: self.managed.fork(parent.number, child.number))
+            self.sequences[child.number] = child
+
+    def leave(self, which: int, how: Callable[[Sequence], None]) -> None:
+        live = self.live()
+        if live:
+            how(live[which % len(live)])
+
+    def finish(self, sequence: Sequence) -> None:
+        self.told.append(f"finish sequence {sequence.number}")
+        self.free(sequence)
+        del self.sequences[sequence.number]
+
+    def preempt(self, sequence: Sequence, why: str = "") -> None:
+        self.told.append(f"preempt sequence {sequence.number}{why}")
+        self.free(sequence)
+        sequence.waiting, sequence.computed = True, 0
+
+    def free(self, sequence: Sequence) -> None:
+        """Blocks that nobody holds any more, and that are no full prefix, are poisoned at once; the others when they are re-used."""
+        table = self.managed.tables[sequence.number]
+        self.guarded(lambda: self.managed.free(sequence.number))
+        size = self.pool.block_size
+        for column, block in enumerate(table):
+            full = (column + 1) * size <= sequence.computed
+            if not full and not self.managed.holders(block, sequence.number):
+                self.poison(block)
+
+    def prefill(self, chunks: tuple[int, ...], with_decodes: bool) -> None:
+        prompts = [sequence for sequence in self.live() if sequence.remaining > 0]
+        work = [(sequence, min(chunks[i % len(chunks)], sequence.remaining)) for i, sequence in enumerate(prompts)]
+        if not any(count for _, count in work):
+            return
+        self.told.append("prefill")
+        riders = [sequence for sequence in self.live() if sequence.remaining == 0] if with_decodes else []
+        for sequence in riders:
+            self.append(sequence, 0)
+        self.step([*work, *((sequence, 1) for sequence in riders)], decoding=False)
+
+    def decode(self, token: int) -> None:
+        work = [sequence for sequence in self.live() if sequence.remaining == 0]
+        if not work:
+            return
+        self.told.append("decode")
+        for sequence in work:
+            self.append(sequence, token)
+        self.step([(sequence, 1) for sequence in work], decoding=True)
+
+    def append(self, sequence: Sequence, token: int) -> None:
+        """A fork goes on with tokens of its own."""
+        token = token if sequence.number % 2 == 0 else 1 - token
+        self.guarded(lambda: self.managed.append(sequence.number, token))
+        sequence.append(token)
+
+    # --- a step ---------------------------------------------------------------------------------------------------------------------
+
+    def step(self, asked: list[tuple[Sequence, int]], *, decoding: bool) -> None:
+        line = len(self.told) - 1
+        work = [(sequence, count) for sequence, count in asked if count > 0 and self.make_room(sequence, count)]
+        self.told[line] += " " + ", ".join(
+            f"sequence {s.number} {span(s.computed, count)} in blocks {self.managed.tables[s.number]}" for s, count in work
+        )
+        if not work:
+            self.told.pop(line)
+            return
+        states = [self.state(sequence, count, decoding) for sequence, count in work]
+        batch = self.prepared(states, decoding)
+        names = torch.tensor(
+            [name for sequence, count in work for name in sequence.names[sequence.computed : sequence.computed + count]], device=self.judge.device
+        )
+        key, value = self.rows(names, KEY), self.rows(names, VALUE)
+        slots = [self.slot(s, p) for s, count in work for p in range(s.computed, s.computed + count)]
+        self.store(key, value, slots, batch.slot_mapping)
+        for sequence, count in work:
+            for position in range(sequence.computed, sequence.computed + count):
+                self.held[self.slot(sequence, position)] = sequence.names[position]
+                self.past[self.slot(sequence, position)].add(sequence.names[position])
+                self.owner.setdefault(sequence.names[position], (sequence.number, position))
+        self.attend(work, names, key, value, batch, decoding)
+        for sequence, count in work:
+            self.guarded(lambda: self.managed.computed(sequence.number, count))
+            sequence.computed += count
+        self.steps += 1
+
+    def make_room(self, sequence: Sequence, count: int) -> bool:
+        """Blocks for the chunk: copied ones hold what they are copies of, new ones are poisoned. Without room the sequence is preempted."""
+        before = self.managed.tables[sequence.number]
+        copies = self.guarded(lambda: self.managed.schedule(sequence.number, count))
+        if copies is None:
+            self.preempt(sequence, ": the pool is full")
+            return False
+        table = self.managed.tables[sequence.number]
+        for block in table:
+            if block not in before:
+                self.poison(block)
+        for source, target in copies:
+            self.told.append(f"copy block {source} into block {target}, for sequence {sequence.number}")
+            for cache in (self.cache, self.expected):
+                cache[:, 1, target] = cache[:, 1, source]
+            size = self.pool.block_size
+            self.held[target * size : (target + 1) * size] = self.held[source * size : (source + 1) * size]
+        return True
+
+    def poison(self, block: int) -> None:
+        for cache in (self.cache, self.expected):
+            cache[:, 1, block] = POISON
+        size = self.pool.block_size
+        self.held[block * size : (block + 1) * size] = [None] * size
+
+    def state(self, sequence: Sequence, count: int, decoding: bool) -> SequenceState:
+        table = self.managed.tables[sequence.number]
+        if decoding:  # it ends with the last token's block
+            table = table[: -(-len(sequence.tokens) // self.pool.block_size)]
+        return SequenceState(list(sequence.tokens), sequence.computed, count, list(table))
+
+    def prepared(self, states: list[SequenceState], decoding: bool) -> Any:
+        """The implementation's batch, once it has been held against the states; else the reference's."""
+        function = "prepare_decode" if decoding else "prepare_prefill"
+        right = getattr(reference, function)(states, self.pool.block_size, device=self.judge.device)
+        if self.calls(function):
+            checks = BatchChecks(self.judge)
+            try:
+                batch = checks.prepare(function, states, self.pool.block_size)
+                require_batch(checks, batch, right, states)
+                return batch
+            except Broken as broken:
+                self.blame(PREPARED, broken)
+        return right
+
+    def store(self, key: torch.Tensor, value: torch.Tensor, slots: list[int], slot_mapping: torch.Tensor) -> None:
+        size = self.pool.block_size
+        where = torch.tensor(slots, device=self.judge.device)
+        for cache, rows in zip(reference.layer_views(self.expected, 1), (key, value), strict=True):
+            cache[where // size, where % size] = rows
+        if self.calls("store_kvcache", not_for=(PREPARED,)):
+            before = {self.cache.data_ptr(): bits(self.cache).flatten().clone()}
+            try:
+                self.judge.call("store_kvcache", key, value, self.k_cache, self.v_cache, slot_mapping)
+                self.require_image(slots, Call("store_kvcache", (key, value, self.k_cache, self.v_cache, slot_mapping), {}, before=before))
+                return
+            except Broken as broken:
+                self.blame(STORED, broken)
+        self.cache.copy_(self.expected)
+
+    def require_image(self, slots: list[int], call: Call) -> None:
+        element = first_difference(bits(self.cache).flatten(), bits(self.expected).flatten())
+        if element is None:
+            return
+        which, layer, block, offset, head, dim = torch.unravel_index(torch.tensor(element), self.cache.shape)
+        slot = int(block) * self.pool.block_size + int(offset)
+        place = f"slot {slot} (physical block {int(block)}, offset {int(offset)}), kv head {int(head)}, dimension {int(dim)}"
+        got, want = (float(cache.flatten()[element]) for cache in (self.cache, self.expected))
+        told = "row " + str(slots.index(slot)) + " must be here" if slot in slots and int(layer) == 1 else "no row is mapped here"
+        owned = f", it belongs to another layer (layer {int(layer)})" if int(layer) != 1 else f", it holds {self.holds(slot)}"
+        raise Broken(
+            ("v_cache" if int(which) else "k_cache", place), ("found", f"{got:.6g}, it must be {want:.6g}: {told}{owned}"), call=call
+        )  # fmt: skip
+
+    def attend(
+        self, work: list[tuple[Sequence, int]], names: torch.Tensor, key: torch.Tensor, value: torch.Tensor, batch: Any, decoding: bool
+    ) -> None:
+        function = "decode_attention" if decoding else "prefill_attention"
+        if not self.calls(function, not_for=(PREPARED, STORED)):
+            return
+        pool = self.pool
+        q = rows_of(names, pool.num_kv_heads * pool.group_size, pool.head_dim, pool.dtype, QUERY) * QUERY_SCALE
+        scale = pool.head_dim**-0.5
+        paged = decoding or batch.block_tables is not None
+        args = (q, self.k_cache if paged else key, self.v_cache if paged else value)
+        kwargs = {"scale": scale, "block_tables": batch.block_tables}
+        for name in ("context_lens",) if decoding else ("cu_seqlens_q", "cu_seqlens_k", "max_seqlen_q", "max_seqlen_k"):
+            kwargs[name] = getattr(batch, name)
+        try:
+            out = attended(self.judge.call(function, *args, **kwargs), q)
+            self.require_rows(out, q, work, scale, Call(function, args, kwargs))
+        except Broken as broken:
+            self.blame(DECODED if decoding else PREFILLED, broken)
+
+    def require_rows(self, out: torch.Tensor, q: torch.Tensor, work: list[tuple[Sequence, int]], scale: float, call: Call) -> None:
+        """Every row against dense attention over its sequence's own history."""
+        wants, limits, row = [], [], 0
+        for sequence, count in work:
+            end = sequence.computed + count
+            history = torch.tensor(sequence.names[:end], device=out.device)
+            visible = torch.arange(sequence.computed + 1, end + 1)
+            want, limit = exact_and_limit(
+                q[row : row + count], self.rows(history, KEY), self.rows(history, VALUE), visible, scale, self.pool.dtype,
+                self.judge.capabilities.float32_products,
+            )  # fmt: skip
+            wants.append(want)
+            limits.append(limit)
+            row += count
+        call.want, call.limit = torch.cat(wants), torch.cat(limits)
+        error = (out - call.want).abs()
+        wrong = ~(error <= call.limit)
+        if not bool(wrong.any()):
+            self.judge.note_budget(self.pool.dtype, float((error / call.limit).max()))
+            return
+        row, head, dim = (int(x) for x in wrong.nonzero()[0])
+        first = row
+        for sequence, count in work:  # noqa: B007  # the sequence that it stops at is the one
+            if row < count:
+                break
+            row -= count
+        raise Broken(
+            ("at", self.place(sequence, sequence.computed + row)),
+            (f"out[{first}, {head}, {dim}]", f"got {float(out[first, head, dim]):.6g}, want {float(call.want[first, head, dim]):.6g} "
+                                             f"± {float(call.limit[first, head, dim]):.2g}"),
+            ("wrong", f"{int(wrong.any(2).any(1).sum())} of {len(out)} rows of this step"),
+            call=call,
+        )  # fmt: skip
+
+    # --- words ----------------------------------------------------------------------------------------------------------------------
+
+    def rows(self, names: torch.Tensor, kind: int) -> torch.Tensor:
+        return rows_of(names, self.pool.num_kv_heads, self.pool.head_dim, self.pool.dtype, kind)
+
+    def slot(self, sequence: Sequence, position: int) -> int:
+        size = self.pool.block_size
+        return self.managed.tables[sequence.number][position // size] * size + position % size
+
+    def place(self, sequence: Sequence, position: int) -> str:
+        size, slot = self.pool.block_size, self.slot(sequence, position)
+        return (
+            f"sequence {sequence.number}, position {position} = logical block {position // size}, offset {position % size} = slot {slot} "
+            f"(physical block {slot // size})"
+        )
+
+    def holds(self, slot: int) -> str:
+        name = self.held[slot]
+        if name is None:
+            return "nothing: it was not written since its block was taken from the pool"
+        number, position = self.owner[name]
+        return f"the KV that sequence {number} computed at position {position}"
+
+    def likely_of_hit(self, sequence: Sequence, position: int, slot: int) -> str:
+        name = self.held[slot]
+        if sequence.names[position] in self.past[slot]:
+            return "a stale hash: it outlived what the block held, which was used again since"
+        if name is None:
+            return "a block is found before it is full: its last tokens were not computed"
+        if self.owner[name][1] != position:
+            return "the hash of a block leaves out its parent: the same tokens elsewhere in a sequence are no prefix"
+        return "the hash leaves out a token: tokens themselves must be compared"
+
+    def calls(self, function: str, not_for: tuple[str, ...] = ()) -> bool:
+        """Whether the implementation is asked; not_for: clauses that are judged before it is called."""
+        return function in self.judge.implementation.offered and not set(self.clauses) <= set(not_for)
+
+    # --- blame ----------------------------------------------------------------------------------------------------------------------
+
+    def guarded(self, ask: Callable[[], Any]) -> Any:
+        """A wrong answer of the block manager: nothing can follow it."""
+        try:
+            return ask()
+        except Broken as broken:
+            self.blame(broken.finding.clause or HITS, broken)
+            raise LifeEnds from None
+
+    def blame(self, clause: str, broken: Broken) -> None:
+        """Raise what breaks the judged clause; note what breaks another one."""
+        broken.finding.clause = clause
+        if clause in self.clauses:
+            raise broken
+        self.judge.note_beside(clause, str(broken))
+
+
+def span(start: int, count: int) -> str:
+    return f"position {start}" if count == 1 else f"positions {start}...{start + count - 1}"
+
+
+def require_batch(checks: BatchChecks, batch: Any, right: Any, states: list[SequenceState]) -> None:
+    """Every field of a prepared batch is the reference's; a table may have spare columns."""
+    for name, want in right._asdict().items():
+        got = field_of(batch, name)
+        if name == "block_tables" and want is not None:
+            checks.require_tables(got, states)
+        elif isinstance(want, torch.Tensor):
+            require_equal(got, want.tolist(), name, want.dtype, checks.device)
+        elif got != want:
+            raise Broken((name, f"is {'a tensor' if isinstance(got, torch.Tensor) else got}, it must be {want}"))
+
+
+def check_life(judge: Judge, case: LifeCase) -> None:
+    try:
+        life = Life(judge, case.pool)
+        for operation in case.program:
+            life.do(operation)
+    except LifeEnds:
+        return
