@@ -226,7 +226,9 @@ class FlashAttention4(FlashAttention):
 def _harmless(block_tables: torch.Tensor, lens: torch.Tensor, block_size: int) -> torch.Tensor:
     """(B, M) int32 contiguous: cells past a sequence's last block, whatever they hold, name page 0."""
     columns = torch.arange(block_tables.shape[1], device=block_tables.device)
-    return torch.where(columns * block_size < lens[:, None], block_tables, 0).to(torch.int32).contiguous()
+    harmless = torch.empty(block_tables.shape, dtype=torch.int32, device=block_tables.device)
+    # not .contiguous(): a single column of a transposed table counts as that with any stride, and the libraries ask for a stride of 1
+    return harmless.copy_(torch.where(columns * block_size < lens[:, None], block_tables, 0))
 
 
 def _one_row_each(q: torch.Tensor) -> torch.Tensor:
