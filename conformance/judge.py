@@ -68,6 +68,7 @@ class Judge:
         """
         self.for_each(explicit, check)
         failing: dict[str, Broken] = {}
+        unable: list[Exception] = []
         deadline = float("inf")
         least = max(2, self.count(at_least if at_least is not None else examples // 4))
         drawn, given_up = 0, time.process_time() + patience * PATIENCE_SECONDS[self.effort] * (PATIENCE_ON_A_GPU if self.is_cuda else 1.0)
@@ -102,6 +103,9 @@ class Judge:
                     deadline = time.monotonic() + SHRINKING_SECONDS
                 failing[key] = broken
                 raise
+            except Exception as error:  # the judge could not run, memory was short say: told as it is, however often it happens
+                unable.append(error)
+                raise
 
         try:
             judged()
@@ -109,6 +113,8 @@ class Judge:
             broken.finding.explained()
             raise broken from None
         except Flaky:  # it fails after some calls and not after others: what was recorded is what it did
+            if not failing:
+                raise unable[0] from None
             smallest = min(failing.values(), key=lambda broken: size_of(broken.finding.case))
             smallest.finding.explained()
             raise smallest from None

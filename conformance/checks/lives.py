@@ -73,6 +73,7 @@ class Life:
         self.past: list[set[int]] = [set() for _ in self.held]  # names that a slot has ever held
         self.owner: dict[int, tuple[int, int]] = {}  # name -> (sequence, position) that computed it first
         self.number = 0
+        self.called = {"BlockManager"}  # functions of the implementation that were asked
         self.managed = self.guarded(lambda: Managed(self.judge, pool.num_blocks, pool.block_size, pool.order_seed))
 
     # --- operations -----------------------------------------------------------------------------------------------------------------
@@ -390,7 +391,10 @@ class Life:
 
     def calls(self, function: str, not_for: tuple[str, ...] = ()) -> bool:
         """Whether the implementation is asked; not_for: clauses that are judged before it is called."""
-        return function in self.judge.implementation.offered and not set(self.clauses) <= set(not_for)
+        called = function in self.judge.implementation.offered and not set(self.clauses) <= set(not_for)
+        if called:
+            self.called.add(function)
+        return called
 
     # --- blame ----------------------------------------------------------------------------------------------------------------------
 
@@ -433,3 +437,5 @@ def check_life(judge: Judge, case: LifeCase) -> None:
             life.do(operation)
     except LifeEnds:
         return
+    if not life.called & set(judge.clause.functions):
+        judge.record.examples -= 1  # a life in which nothing was judged is no case

@@ -64,6 +64,7 @@ class Running:
     tokens: list[int]
     computed: int = 0
     table: list[int] = field(default_factory=list)
+    blocks: torch.Tensor | None = None  # the table on the device, with room for what it grows to
     counted: bool = False  # its prompt, in the tally
 
     @property
@@ -158,7 +159,7 @@ class RequestReplay:
     def admit(self, one: Running) -> None:
         one.names = one.names.to(self.device)
         one.computed = self.manager.admit(one.number, one.tokens)
-        one.table = self.manager.table(one.number)
+        self.look_at_table(one, [])
         if not 0 <= one.computed < len(one.tokens):
             raise Broken((f"request {one.number}", f"has {len(one.tokens)} tokens, and {one.computed} of them are said to be cached"))
         self.require_history(one, one.computed - 1)
@@ -187,17 +188,29 @@ class RequestReplay:
             self.preempt(youngest)
             if youngest is one:
                 return False
-        table = self.manager.table(one.number)
-        known = set(one.table)
-        new = torch.tensor([block for block in table if block not in known], dtype=torch.int64, device=self.device)
-        size = self.engine.block_size
-        self.cache[:, 0, new] = POISON
-        self.held.view(-1, size)[new] = NOTHING
-        for source, target in copies:
-            self.cache[:, 0, target] = self.cache[:, 0, source]
-            self.held.view(-1, size)[target] = self.held.view(-1, size)[source]
-        one.table = table
+        known = set(one.table) if self.manager.table(one.number) != one.table else None
+        if known is not None:
+            size = self.engine.block_size
+            new = self.on_device([block for block in self.manager.table(one.number) if block not in known])
+            self.cache[:, 0, new] = POISON
+            self.held.view(-1, size)[new] = NOTHING
+            for source, target in copies:
+                self.cache[:, 0, target] = self.cache[:, 0, source]
+                self.held.view(-1, size)[target] = self.held.view(-1, size)[source]
+            self.look_at_table(one, one.table)
         return True
+
+    def look_at_table(self, one: Running, before: list[int]) -> None:
+        """What the manager says now; only columns that are new, or have changed, go to the device: tables are long and steps many."""
+        one.table = self.manager.table(one.number)
+        if one.blocks is None or len(one.blocks) < len(one.table):
+            room = max(len(one.table), -(-one.num_last // self.engine.block_size) + 1)
+            one.blocks, before = torch.zeros(room, dtype=torch.int64, device=self.device), []
+        same = next((c for c, (a, b) in enumerate(zip(before, one.table, strict=False)) if a != b), min(len(before), len(one.table)))
+        one.blocks[same : len(one.table)] = self.on_device(one.table[same:])
+
+    def on_device(self, numbers: list[int]) -> torch.Tensor:
+        return torch.tensor(numbers, dtype=torch.int64, device=self.device)
 
     def prefill(self) -> None:
         work, room = [], self.engine.chunk
@@ -232,9 +245,8 @@ class RequestReplay:
     def step(self, work: list[tuple[Running, int]], *, decoding: bool) -> None:
         states = [SequenceState(one.tokens, one.computed, count, one.table) for one, count in work]
         batch = self.call("prepare_decode" if decoding else "prepare_prefill", states, self.engine.block_size, device=self.device)
-        slots = torch.cat([self.slots(one, one.computed, one.computed + count) for one, count in work])
+        slots, names = self.slots_and_names(work)
         self.require_slots(batch.slot_mapping, slots, work)
-        names = torch.cat([one.names[one.computed : one.computed + count] for one, count in work])
         key, value = self.rows(names, KEY), self.rows(names, VALUE)
         self.store(key, value, batch.slot_mapping)
         self.held[slots] = names
@@ -252,6 +264,15 @@ class RequestReplay:
                 self.tally.requests += 1
                 self.finished(self.tally)
         self.tally.computed_tokens += len(names)
+
+    def slots_and_names(self, work: list[tuple[Running, int]]) -> tuple[torch.Tensor, torch.Tensor]:
+        """Of every token of a step, end to end."""
+        if all(count == 1 for _, count in work):  # a decode step: few numbers, that are at hand
+            size = self.engine.block_size
+            slots = [one.table[one.computed // size] * size + one.computed % size for one, _ in work]
+            return self.on_device(slots), self.on_device([one.tokens[one.computed] for one, _ in work])
+        slots_of_each = [self.slots(one, one.computed, one.computed + count) for one, count in work]
+        return torch.cat(slots_of_each), torch.cat([one.names[one.computed : one.computed + count] for one, count in work])
 
     def call(self, function: str, *args: Any, **kwargs: Any) -> Any:
         if function in self.judge.implementation.offered:
@@ -373,9 +394,8 @@ class RequestReplay:
     def slots(self, one: Running, start: int, end: int) -> torch.Tensor:
         size = self.engine.block_size
         positions = torch.arange(start, end, device=self.device)
-        first = start // size
-        blocks = torch.tensor(one.table[first : -(-end // size)], dtype=torch.int64, device=self.device)
-        return blocks[positions // size - first] * size + positions % size
+        assert one.blocks is not None  # it is admitted
+        return one.blocks[positions // size] * size + positions % size
 
     def place_of_row(self, row: int, work: list[tuple[Running, int]]) -> str:
         for one, count in work:

@@ -15,6 +15,12 @@ class SoundBuckets(SoundStore, SoundAttention):
     CAPABILITIES: ClassVar[dict[str, Any]] = {"claims": (*SoundAttention.CAPABILITIES["claims"], "cuda_graph")}
 
 
+class SoundRepeats(SoundAttention):
+    """It claims no more than that a call repeats."""
+
+    CAPABILITIES: ClassVar[dict[str, Any]] = {"claims": ("deterministic",)}
+
+
 @mutant("CLAIM-5", replaces="read_lengths", of=SoundBuckets, source="aprender #2030", alone=True)
 def lengths_baked_in_at_capture(self, context_lens):
     """No row of a buffer that was used before is longer than the longest one of its first call: the number of tiles was captured."""
@@ -35,7 +41,7 @@ def padding_goes_to_slot_zero(self, slot, cache):
     return slot < 0
 
 
-@mutant("CLAIM-6", replaces="tile_starts", of=SoundAttention, source="aiter #5428", alone=True)
+@mutant("CLAIM-6", replaces="tile_starts", of=SoundRepeats, source="aiter #5428", alone=True)
 def tiles_race(self, start, end):
     """Tiles are summed in the order in which they happen to be done: every third call another way round."""
     calls = self.__dict__["calls"] = self.__dict__.get("calls", 0) + 1
