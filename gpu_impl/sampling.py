@@ -20,9 +20,6 @@ from gpu_impl.sampling_state import Seed, counters_for, seed_for
 
 FLOATS = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
 TILE = 2**16 if INTERPRET else 4096  # tokens of a tile where the noise is given
-# (warps of a program, programs a multiprocessor) as swept on an H200: with a row for each multiprocessor, a program reads a whole row
-WHOLE_ROWS, SPLIT_ROWS = (16, 2), (4, 3)
-STAGES = 3  # steps whose loads are under way at once
 # in the interpreter programs are wide and few, and still every seam of the kernel is in use
 STEPS_IN_INTERPRETER, LOGITS_IN_INTERPRETER, SPLITS_IN_INTERPRETER = 6, 2**20, 2
 
@@ -62,6 +59,20 @@ def require_logits(logits: torch.Tensor, temperatures: torch.Tensor) -> None:
     require_one_device(logits=logits, temperatures=temperatures)
 
 
+class Shape(NamedTuple):
+    """What a launch is made of, as swept on an H200."""
+
+    warps: int  # of a program
+    programs: int  # a multiprocessor
+    stages: int  # steps whose loads are under way at once
+    early: bool  # launch before the kernel ahead has ended, where the device can
+
+
+# with a row for each multiprocessor a program reads a whole one, and there are warps enough to hide what a load takes; fewer rows are split,
+# and what is left to gain is the launch
+WHOLE_ROWS, SPLIT_ROWS = Shape(16, 2, 1, early=False), Shape(4, 2, 5, early=True)
+
+
 class Plan(NamedTuple):
     """How a race is launched."""
 
@@ -71,12 +82,14 @@ class Plan(NamedTuple):
     splits: int  # programs that share a row
     lane_tokens: int  # at least as many as a lane of a split has, a power of two
     warps: int
+    stages: int
+    early: bool
 
 
 @cache
 def plan(num_rows: int, vocab_size: int, itemsize: int, device: torch.device) -> Plan:
     whole = num_rows >= num_multiprocessors(device) and not INTERPRET
-    warps, programs = WHOLE_ROWS if whole else SPLIT_ROWS
+    warps, programs, stages, early = WHOLE_ROWS if whole else SPLIT_ROWS
     width = max(1, 16 // itemsize)
     most_lanes = power_of_two(max(2, vocab_size // (width * UNROLL.value * STEPS_IN_INTERPRETER))) if INTERPRET else 32 * warps
     lanes = min(most_lanes, power_of_two(ceil_div(vocab_size, width * UNROLL.value)))
@@ -87,7 +100,8 @@ def plan(num_rows: int, vocab_size: int, itemsize: int, device: torch.device) ->
     wanted = SPLITS_IN_INTERPRETER if INTERPRET else programs * num_multiprocessors(device) // ceil_div(num_rows, rows)
     splits = min(steps, max(1, wanted))
     lane_tokens = power_of_two(ceil_div(steps, splits) * UNROLL.value * width)
-    return Plan(rows, lanes, width, splits, lane_tokens, max(1, min(warps, rows * max(lanes, width * UNROLL.value // 4) // 32)))
+    warps = max(1, min(warps, rows * max(lanes, width * UNROLL.value // 4) // 32))
+    return Plan(rows, lanes, width, splits, lane_tokens, warps, stages, early and launches_early(device))
 
 
 def race(
@@ -95,8 +109,8 @@ def race(
 ) -> None:
     """Fill tokens (B,) int64 and, where given, arrivals (B,) float64: the winner's log of mass + Gumbel, comparable across shards."""
     (num_rows, vocab_size), logits = logits.shape, readable(logits)
-    rows, lanes, width, splits, lane_tokens, warps = plan(num_rows, vocab_size, logits.element_size(), logits.device)
-    blocks, early = ceil_div(num_rows, rows), launches_early(logits.device)
+    rows, lanes, width, splits, lane_tokens, warps, stages, early = plan(num_rows, vocab_size, logits.element_size(), logits.device)
+    blocks = ceil_div(num_rows, rows)
     entries = counters = tokens  # neither written nor read
     if splits > 1:
         entries = torch.empty((2, num_rows, splits), dtype=torch.float64, device=logits.device)
@@ -106,7 +120,7 @@ def race(
         logits, temperatures, tokens if seed.tensor is None else seed.tensor, seed.low, seed.high, entries, counters, tokens,
         tokens if arrivals is None else arrivals, num_rows, vocab_size, splits, *logits.stride(), temperatures.stride(0),
         SEEDS=seed.mode, EARLY=early, KEEP_ARRIVALS=arrivals is not None, ROWS=rows, LANES=lanes, WIDTH=width, SPLITS=power_of_two(splits),
-        LANE_TOKENS=lane_tokens, STAGES=STAGES, num_warps=warps, **({"launch_pdl": True} if early else {}),
+        LANE_TOKENS=lane_tokens, STAGES=stages, num_warps=warps, **({"launch_pdl": True} if early else {}),
     )  # fmt: skip
 
 

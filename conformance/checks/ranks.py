@@ -66,7 +66,8 @@ class Ranks:
         self.pipes: list[Connection] = []
 
     def __enter__(self) -> Ranks:
-        spawned = torch.cuda.is_available() and torch.cuda.is_initialized()
+        # a forked process cannot use CUDA if this one does, or would: the implementation lies on a GPU here
+        spawned = self.implementation.device.type == "cuda" or (torch.cuda.is_available() and torch.cuda.is_initialized())
         on_gpus = self.implementation.device.type == "cuda" and torch.cuda.device_count() >= self.world_size
         context: Any = mp.get_context("spawn" if spawned else "fork")
         self.folder = tempfile.TemporaryDirectory(prefix="ranks-")
