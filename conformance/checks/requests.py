@@ -188,6 +188,8 @@ class RequestReplay:
             if youngest is one:
                 return False
         table = self.manager.table(one.number)
+        if table == one.table:
+            return True
         known = set(one.table)
         new = torch.tensor([block for block in table if block not in known], dtype=torch.int64, device=self.device)
         size = self.engine.block_size
@@ -232,7 +234,7 @@ class RequestReplay:
     def step(self, work: list[tuple[Running, int]], *, decoding: bool) -> None:
         states = [SequenceState(one.tokens, one.computed, count, one.table) for one, count in work]
         batch = self.call("prepare_decode" if decoding else "prepare_prefill", states, self.engine.block_size, device=self.device)
-        slots = torch.cat([self.slots(one, one.computed, one.computed + count) for one, count in work])
+        slots = self.slots_of_last(work) if decoding else torch.cat([self.slots(one, one.computed, one.computed + count) for one, count in work])
         self.require_slots(batch.slot_mapping, slots, work)
         names = torch.cat([one.names[one.computed : one.computed + count] for one, count in work])
         key, value = self.rows(names, KEY), self.rows(names, VALUE)
@@ -376,6 +378,12 @@ class RequestReplay:
         first = start // size
         blocks = torch.tensor(one.table[first : -(-end // size)], dtype=torch.int64, device=self.device)
         return blocks[positions // size - first] * size + positions % size
+
+    def slots_of_last(self, work: list[tuple[Running, int]]) -> torch.Tensor:
+        """Of a decode step: one tensor for the batch, where `slots` would make many small ones."""
+        size = self.engine.block_size
+        slots = [one.table[one.computed // size] * size + one.computed % size for one, _ in work]
+        return torch.tensor(slots, dtype=torch.int64, device=self.device)
 
     def place_of_row(self, row: int, work: list[tuple[Running, int]]) -> str:
         for one, count in work:
