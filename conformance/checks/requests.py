@@ -188,16 +188,17 @@ class RequestReplay:
             self.preempt(youngest)
             if youngest is one:
                 return False
-        known = set(one.table) if self.manager.table(one.number) != one.table else None
-        if known is not None:
-            size = self.engine.block_size
-            new = self.on_device([block for block in self.manager.table(one.number) if block not in known])
-            self.cache[:, 0, new] = POISON
-            self.held.view(-1, size)[new] = NOTHING
-            for source, target in copies:
-                self.cache[:, 0, target] = self.cache[:, 0, source]
-                self.held.view(-1, size)[target] = self.held.view(-1, size)[source]
-            self.look_at_table(one, one.table)
+        table = self.manager.table(one.number)
+        if table == one.table:
+            return True
+        known, size = set(one.table), self.engine.block_size
+        new = self.on_device([block for block in table if block not in known])
+        self.cache[:, 0, new] = POISON
+        self.held.view(-1, size)[new] = NOTHING
+        for source, target in copies:
+            self.cache[:, 0, target] = self.cache[:, 0, source]
+            self.held.view(-1, size)[target] = self.held.view(-1, size)[source]
+        self.look_at_table(one, one.table)
         return True
 
     def look_at_table(self, one: Running, before: list[int]) -> None:
