@@ -83,8 +83,13 @@ class ShardedChecks:
                 self.findings.append(f"{name}: {len(wrong)} rows, row {row} gave token {int(tokens[row])}, which loses the unsharded race")
 
     def distribution(self, draws: int) -> None:
-        """Far offsets, because shards that compare arrivals in float32 lose their order there."""
-        for law, even in ((Law("peaked", 17, 0.8, draws), False), (Law("two-level", 96, 1.3, draws, offset=5000.0), True)):
+        """A far offset, because shards that compare arrivals in float32 lose their order there; bfloat16 logits that it holds exactly."""
+        laws = (
+            (Law("peaked", 17, 0.8, draws), False),
+            (Law("two-level", 96, 1.3, draws, offset=5000.0), True),
+            (Law("peaked", 17, 0.7, draws, torch.bfloat16, offset=80.0, grid=0.5), False),
+        )
+        for law, even in laws:
             counts = np.zeros(law.vocab_size)
 
             def p_value(times: int, law: Law = law, even: bool = even, counts: np.ndarray = counts) -> float:
