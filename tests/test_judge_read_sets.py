@@ -97,6 +97,22 @@ def test_one_foreign_slot_is_caught_and_named(decode, dtype):
         assert facts["not read"] == facts["read once too often"] == "nothing", (seed, facts)
 
 
+def test_one_foreign_slot_beside_a_single_position_is_caught_and_named(decode, dtype):
+    """The mean of two equal values is that value: here the values differ."""
+    for seed in range(EACH):
+        case, _, head, draw = random_case(seed, decode=decode, dtype=dtype, longest=3)
+        lens = (1, *case.context_lens[1:])
+        case = replace(case, context_lens=lens, query_lens=tuple(min(t, n) for t, n in zip(case.query_lens, lens, strict=True)))
+        foreign = sorted(set(range(case.num_slots)) - set(visible_slots(case, 0)))
+        if not foreign:
+            continue
+        planted, slot = Planted(case), draw.choice(foreign)
+        planted.reads[0, head, slot] = 1
+        facts = found(judge_for(case, planted), check_read_set, case)
+        assert facts is not None, (seed, head, slot, case)
+        assert slot_in_words(case, slot) in facts["foreign"] and names(case, facts["foreign"]) == 1, (seed, slot, facts)
+
+
 def test_the_value_of_another_slot_is_caught(decode, dtype):
     """K of a visible position is joined with V of a slot that is read by no one else in this row."""
     for seed, case, row, head, draw in places(decode, dtype):

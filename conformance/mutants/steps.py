@@ -13,7 +13,7 @@ class SoundSteps(SoundStore, SoundAttention):
     CAPABILITIES = SoundAttention.CAPABILITIES
 
 
-@mutant("STEP-1", replaces="gather", of=SoundSteps, source="xLLM #932", alone=True)
+@mutant("STEP-1", replaces="gather", of=SoundSteps, source="xLLM #932")
 def third_step_reuses_the_gathered_keys(self, k_cache, v_cache, table, n):
     """Gathered keys are kept while a table grows by one token a step; the third step in a row reads the kept ones: its own slot is stale."""
     keys, values = SOUND.gather(k_cache, v_cache, table, n)
