@@ -21,7 +21,7 @@ from conformance.implementation import Implementation
 EFFORTS = {"quick": 0.3, "default": 1.0, "thorough": 8.0}
 # processor seconds after which a test draws no more cases, once it has had a quarter of them: what keeps slow kernels, an interpreter's say,
 # within minutes. Processor time, so that a busy machine judges as many cases as an idle one
-PATIENCE_SECONDS = {"quick": 0.35, "default": 2.5, "thorough": float("inf")}
+PATIENCE_SECONDS = {"quick": 0.35, "default": 2.0, "thorough": float("inf")}
 PATIENCE_ON_A_GPU = 6.0  # times as long: compiling counts, and is done in the process that judges
 SHRINKING_SECONDS = 5.0  # after this long no smaller case is taken up
 Case = TypeVar("Case")

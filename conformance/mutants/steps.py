@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import torch
+
 from conformance.mutants.catalogue import mutant
 from conformance.mutants.sound_attention import SoundAttention
 from conformance.mutants.sound_store import SoundStore
@@ -13,16 +15,16 @@ class SoundSteps(SoundStore, SoundAttention):
     CAPABILITIES = SoundAttention.CAPABILITIES
 
 
-@mutant("STEP-1", replaces="gather", of=SoundSteps, source="xLLM #932")
+@mutant("STEP-1", replaces="gather", of=SoundSteps, source="xLLM #932", alone=True)
 def third_step_reuses_the_gathered_keys(self, k_cache, v_cache, table, n):
-    """Gathered keys are kept while a table grows by one token a step; the third step in a row reads the kept ones: its own slot is stale."""
+    """Where D is 32 or more, gathered keys are kept while a table grows by a token a step: the third step in a row finds its own slot stale."""
     keys, values = SOUND.gather(k_cache, v_cache, table, n)
     kept = self.__dict__.setdefault("kept", {})
     place = (k_cache.data_ptr(), int(table[0]), tuple(keys.shape[1:]))
-    length, in_a_row, old = kept.get(place, (0, 0, keys))
-    in_a_row = in_a_row + 1 if n == length + 1 else 0
-    kept[place] = (n, in_a_row, keys)
-    if in_a_row >= 2 and old.shape == keys.shape:
+    length, in_a_row, old, old_values = kept.get(place, (0, 0, keys, values))
+    in_a_row = in_a_row + 1 if n == length + 1 and torch.equal(values[:length], old_values[:length]) else 0
+    kept[place] = (n, in_a_row, keys, values)
+    if in_a_row >= 2 and old.shape == keys.shape and keys.shape[-1] >= 32:
         keys = keys.clone()
         keys[n - 1] = old[n - 1]
     return keys, values
