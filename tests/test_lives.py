@@ -79,7 +79,7 @@ def test_the_budget_of_a_row_is_the_same_in_chunks(dtype):
 
 @pytest.mark.parametrize("target", [reference, SoundKernels()], ids=["reference", "sound"])
 def test_honest_implementations_live(target):
-    """The issue's 200 lives of 50 steps are `python -m conformance.lives`; here are some of them."""
+    """200 lives of 50 steps are `python -m conformance.lives`; here are some of them."""
     report, counted = broken_life(Implementation("honest", target, CPU), runs=30, steps=50, first_seed=3)
     assert report == "" and int(counted.split()[0]) >= 30
 

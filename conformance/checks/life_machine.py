@@ -17,13 +17,13 @@ from conformance.judge import SHRINKING_SECONDS, Judge
 Machine = type[RuleBasedStateMachine]
 
 
-def life_machine(judge_of_a_life: Callable[[], Judge]) -> Machine:
-    """A state machine that raises Broken for any clause of LIFE; `steps` and `lives` of the class count what it went through."""
+def life_machine(judge_of_a_life: Callable[[], Judge], long: int = 50) -> Machine:
+    """A state machine that raises Broken for any clause of LIFE. Its class counts `steps`, `lives`, and those of `long` operations or more."""
     which = st.integers(0, 3)
     capabilities = judge_of_a_life().capabilities
 
     class LifeMachine(RuleBasedStateMachine):
-        steps, lives = 0, 0
+        steps, lives, long_lives = 0, 0, 0
         failing: ClassVar[dict[str, Broken]] = {}  # a program that broke breaks again, whatever its implementation remembers of it
         deadline = float("inf")
         life: Life
@@ -45,6 +45,7 @@ def life_machine(judge_of_a_life: Callable[[], Judge]) -> Machine:
                 return  # too late for a smaller program
             try:
                 self.life.do(operation)
+                type(self).long_lives += len(self.program) - 1 == long  # the first entry is the pool
             except LifeEnds:  # no clause is judged alone here: every broken one is raised
                 raise AssertionError("a life ended and nothing was found") from None
             except Broken as broken:
