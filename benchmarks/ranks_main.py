@@ -47,7 +47,7 @@ def gathered(logits_shard: torch.Tensor, temperatures: torch.Tensor) -> torch.Te
 class CountedBytes:
     """Counts the bytes that the wrapped collectives are handed to send."""
 
-    NAMES = ("gather", "all_gather", "all_reduce", "broadcast")
+    NAMES = ("gather", "all_gather", "all_gather_into_tensor", "all_reduce", "broadcast")
 
     def __enter__(self) -> CountedBytes:
         self.sent = 0
@@ -58,7 +58,7 @@ class CountedBytes:
 
     def counting(self, name: str) -> Callable[..., object]:
         def counted(*args: object, **keywords: object) -> object:
-            sends = args[1] if name == "all_gather" else args[0]
+            sends = args[1] if name.startswith("all_gather") else args[0]
             if isinstance(sends, torch.Tensor) and not (name == "gather" and dist.get_rank() == 0):
                 self.sent += sends.nbytes
             return self.kept[name](*args, **keywords)

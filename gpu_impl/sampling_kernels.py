@@ -219,3 +219,26 @@ def given_race_kernel(
         winner = tl.where(first > best, i * TILE + here, winner)
         best = tl.maximum(best, first)
     tl.store(tokens + row, tl.minimum(winner, vocab_size - 1).to(tl.int64), mask=row_ok)
+
+
+@triton.jit
+def first_to_arrive_kernel(tokens, arrivals, winners, num_rows, RANKS: tl.constexpr, ROWS: tl.constexpr):
+    """winners (B,) int64: of each row the token that arrives first on any rank, the first such rank's, in the whole vocabulary's numbering.
+
+    tokens, arrivals: the same memory as int64 and as float64; of each rank B tokens, B arrivals, and the width of its shard.
+    """
+    row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
+    row_ok = row < num_rows
+    length = 2 * num_rows + 1
+    best = tl.load(arrivals + num_rows + row, mask=row_ok, other=0.0)
+    winner = tl.load(tokens + row, mask=row_ok, other=0)
+    first_token = tl.load(tokens + length - 1)
+    for rank in tl.static_range(1, RANKS):
+        base = rank * length
+        arrival = tl.load(arrivals + base + num_rows + row, mask=row_ok, other=0.0)
+        token = tl.load(tokens + base + row, mask=row_ok, other=0)
+        earlier = arrival > best
+        best = tl.where(earlier, arrival, best)
+        winner = tl.where(earlier, token + first_token, winner)
+        first_token += tl.load(tokens + base + length - 1)
+    tl.store(winners + row, winner, mask=row_ok)

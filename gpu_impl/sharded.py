@@ -11,10 +11,12 @@ import math
 import torch
 import torch.distributed as dist
 
-from gpu_impl.launch import on_device_of, require
+from gpu_impl.launch import ceil_div, on_device_of, require
 from gpu_impl.sampling import race, require_logits
+from gpu_impl.sampling_kernels import first_to_arrive_kernel
 from gpu_impl.sampling_state import halves, mixed
 
+ROWS = 128  # of a program, where the winner of each row is picked among the ranks
 LOG_LEAST = -103.97  # of the smallest float32: a p under it is 0, and never arrives
 
 
@@ -36,25 +38,25 @@ def parallel_sample(
     require_logits(logits_shard, temperatures)
     rank, size = dist.get_rank(group), dist.get_world_size(group)
     require(rank >= 0, "this process is no member of the group")
-    num_rows, device = len(logits_shard), logits_shard.device
-    tokens = torch.zeros(num_rows, dtype=torch.int64, device=device)
-    arrivals = torch.empty(num_rows, dtype=torch.float64, device=device)
+    (num_rows, width), device = logits_shard.shape, logits_shard.device
+    # tokens, arrivals, and the width of the shard, from which each rank tells where the others' columns begin: four launches in all
+    own = torch.full((2 * num_rows + 1,), width, dtype=torch.int64, device=device)
+    tokens, arrivals = own[:num_rows], own[num_rows:-1].view(torch.float64)
     if noise is not None:
         require(noise.shape == logits_shard.shape, f"noise has shape {tuple(noise.shape)}, logits {tuple(logits_shard.shape)}")
-        tokens, arrivals = given_candidates(logits_shard, temperatures, noise, group)
+        for part, given in zip((tokens, arrivals), given_candidates(logits_shard, temperatures, noise, group), strict=True):
+            part.copy_(given)
     elif num_rows:
         drawn = int(torch.randint(-(2**63), 2**63 - 1, (), dtype=torch.int64)) if seed is None else seed
         with on_device_of(logits_shard):
             race(logits_shard, temperatures, tokens, halves(mixed(drawn, rank + 1)), arrivals)
-    # the width of the shard goes along, from which each rank tells where the others' columns begin
-    width = arrivals.new_tensor([[0.0, logits_shard.shape[1]]])
-    own = torch.cat([torch.stack([arrivals, tokens.double()], dim=1), width])
-    every = torch.empty((size, num_rows + 1, 2), dtype=torch.float64, device=device)
-    dist.all_gather(list(every), own, group=group)
-    widths = every[:, -1, 1].long()
-    first_token = (widths.cumsum(0) - widths)[:, None]
-    winner = every[:, :-1, 0].argmax(dim=0, keepdim=True) if num_rows else tokens[None]
-    return (every[:, :-1, 1].long() + first_token).gather(0, winner)[0]
+    every = torch.empty(size * len(own), dtype=torch.int64, device=device)
+    dist.all_gather_into_tensor(every, own, group=group)
+    winners = torch.empty(num_rows, dtype=torch.int64, device=device)
+    if num_rows:
+        with on_device_of(logits_shard):
+            first_to_arrive_kernel[(ceil_div(num_rows, ROWS),)](every, every.view(torch.float64), winners, num_rows, RANKS=size, ROWS=ROWS)
+    return winners
 
 
 def given_candidates(
