@@ -6,6 +6,7 @@ import triton
 import triton.language as tl
 
 LOWEST = tl.constexpr(-3.4028234663852886e38)
+LARGEST_LEVEL = tl.constexpr(1048576.0)  # of x * rate, that is of x / T in bits
 UNROLL = tl.constexpr(4)  # wide loads of a thread that are under way at once
 
 
@@ -50,10 +51,12 @@ def numbers_of(x):
 
 @triton.jit
 def take_step(
-    base, step, lane, largest, mass, rate, vocab_size, stride_v, row_ok,
+    base, step, lane, largest, level, mass, rate, vocab_size, stride_v, row_ok,
     LANES: tl.constexpr, WIDTH: tl.constexpr, MASKED: tl.constexpr, CLEAN: tl.constexpr,
 ):  # fmt: skip
-    """largest, mass (lanes,), after one more step: four times WIDTH tokens side by side for each lane. mass: sum of exp((x - largest) / T)."""
+    """(lanes,), after one more step: four times WIDTH tokens side by side for each lane. largest: the largest logit; mass: sum of 2**(x * rate
+    - level), where level is the largest x * rate, rounded. It is taken for exact, so that its rounding is none of the sum's.
+    """
     stride: tl.constexpr = LANES * WIDTH
     token = (lane * WIDTH + step * (stride * UNROLL))[:, None] + tl.arange(0, WIDTH)[None, :]
     x0 = load_tokens(base, token, vocab_size, stride_v, row_ok, MASKED)
@@ -63,10 +66,17 @@ def take_step(
     if CLEAN:
         x0, x1, x2, x3 = numbers_of(x0), numbers_of(x1), numbers_of(x2), numbers_of(x3)
     top = tl.maximum(largest, tl.max(tl.maximum(tl.maximum(x0, x1), tl.maximum(x2, x3)), 1))
-    finite_top = tl.maximum(top, LOWEST)  # where all are -inf: -inf - -inf would be NaN
-    peak, per_nat = finite_top[:, None], rate[:, None]
-    weights = tl.exp2((x0 - peak) * per_nat) + tl.exp2((x1 - peak) * per_nat) + tl.exp2((x2 - peak) * per_nat) + tl.exp2((x3 - peak) * per_nat)
-    return top, mass * tl.exp2((largest - finite_top) * rate) + tl.sum(weights, 1)
+    per_nat = rate[:, None]
+    if CLEAN:  # the level is left at the largest logit itself: x * rate may be no float32
+        finite_top = tl.maximum(top, LOWEST)  # where all are -inf: -inf - -inf would be NaN
+        peak = finite_top[:, None]
+        weights = tl.exp2((x0 - peak) * per_nat) + tl.exp2((x1 - peak) * per_nat) + tl.exp2((x2 - peak) * per_nat) + tl.exp2((x3 - peak) * per_nat)
+        return top, level, mass * tl.exp2((largest - finite_top) * rate) + tl.sum(weights, 1)
+    new_level = tl.maximum(level, top * rate)
+    finite_level = tl.where(new_level == float("-inf"), 0.0, new_level)
+    down = finite_level[:, None]
+    weights = tl.exp2(x0 * per_nat - down) + tl.exp2(x1 * per_nat - down) + tl.exp2(x2 * per_nat - down) + tl.exp2(x3 * per_nat - down)
+    return top, new_level, mass * tl.exp2(level - finite_level) + tl.sum(weights, 1)
 
 
 @triton.jit
@@ -74,15 +84,26 @@ def masses(
     base, split, num_splits, lane, rate, vocab_size, stride_v, row_ok,
     LANES: tl.constexpr, WIDTH: tl.constexpr, STAGES: tl.constexpr, CLEAN: tl.constexpr,
 ):  # fmt: skip
-    """largest, mass (lanes,) of every num_splits-th step of the vocabulary; NaN in mass where a NaN or +inf was met, unless CLEAN."""
+    """(lanes,) of every num_splits-th step of the vocabulary: log2 of the total mass in two parts, float64 and float32, the first -inf where
+    there is none; NaN where a NaN, +inf or an x * rate beyond LARGEST_LEVEL was met, unless CLEAN.
+    """
     largest = lane * 0.0 + float("-inf")
+    level = lane * 0.0 + float("-inf")
     mass = lane * 0.0
     full_steps = vocab_size // (LANES * WIDTH * UNROLL)
     for step in tl.range(split, full_steps, num_splits, num_stages=STAGES):
-        largest, mass = take_step(base, step, lane, largest, mass, rate, vocab_size, stride_v, row_ok, LANES, WIDTH, False, CLEAN)
+        largest, level, mass = take_step(
+            base, step, lane, largest, level, mass, rate, vocab_size, stride_v, row_ok, LANES, WIDTH, False, CLEAN
+        )
     if full_steps % num_splits == split:  # whose turn is the last, shorter step
-        largest, mass = take_step(base, full_steps, lane, largest, mass, rate, vocab_size, stride_v, row_ok, LANES, WIDTH, True, CLEAN)
-    return largest, mass
+        largest, level, mass = take_step(
+            base, full_steps, lane, largest, level, mass, rate, vocab_size, stride_v, row_ok, LANES, WIDTH, True, CLEAN
+        )
+    if CLEAN:
+        return largest.to(tl.float64) * rate.to(tl.float64), mass
+    # beyond it 2**(rounding of the level) would be far from 1
+    known = (largest == float("-inf")) | (tl.abs(level) <= LARGEST_LEVEL)
+    return level.to(tl.float64), tl.where(known, mass, float("nan"))
 
 
 @triton.jit(do_not_specialize=["seed_low", "seed_high"])
@@ -109,9 +130,9 @@ def race_kernel(
     rate = tl.minimum(1.4426950408889634 / temperature, 3e38)  # bits per nat; finite, since 0 * inf is NaN
     base = (logits + tl.minimum(row, num_rows - 1).to(tl.int64) * stride_b)[:, None]
     step_size: tl.constexpr = LANES * WIDTH * UNROLL
-    largest, mass = masses(base, split, num_splits, lane, rate, vocab_size, stride_v, row_ok[:, None], LANES, WIDTH, STAGES, False)
+    level, mass = masses(base, split, num_splits, lane, rate, vocab_size, stride_v, row_ok[:, None], LANES, WIDTH, STAGES, False)
     if tl.max((mass != mass).to(tl.int32), 0) > 0:  # rare, and slower: so the usual logits pay nothing for it
-        largest, mass = masses(base, split, num_splits, lane, rate, vocab_size, stride_v, row_ok[:, None], LANES, WIDTH, 1, True)
+        level, mass = masses(base, split, num_splits, lane, rate, vocab_size, stride_v, row_ok[:, None], LANES, WIDTH, 1, True)
 
     if EARLY:  # all is read: the next kernel of the stream may take its place, and wait there
         tl.extra.cuda.gdc_launch_dependents()
@@ -120,7 +141,7 @@ def race_kernel(
     else:
         seed = tl.load(seeds)
     # float64, because max / T may be large, and lanes that do not know each other's maximum are compared
-    arrival = largest.to(tl.float64) / temperature.to(tl.float64)
+    arrival = level * 0.6931471805599453
     arrival += tl.log(tl.where(mass > 0.0, mass, 1.0)) + minus_log_exponential(seed, split * LANES + lane, row, 1)
     arrival = tl.reshape(tl.where(mass > 0.0, arrival, float("-inf")), [ROWS, LANES])
     first, winner = tl.max(arrival, 1, return_indices=True)
