@@ -165,4 +165,4 @@ def sample_compiled(logits: torch.Tensor, temperatures: torch.Tensor) -> torch.T
 
 @cache
 def _compiled_race() -> Callable[[torch.Tensor, torch.Tensor], torch.Tensor]:
-    return torch.compile(_race, dynamic=True) if torch.cuda.is_available() else _race
+    return torch.compile(_race, dynamic=False) if torch.cuda.is_available() else _race
