@@ -16,7 +16,7 @@ import torch
 
 from benchmarks.contenders import ABSENT, CONTENDERS, ON_GPU, add_contender
 from benchmarks.machine import Roof, device_name, gpu_state, library_versions, measured_roof
-from benchmarks.results import Row, add_ratios, figures
+from benchmarks.results import Row, add_ratios, brief, figures
 from benchmarks.timing import time_on_device
 from conformance.implementation import CannotLoad
 
@@ -116,5 +116,5 @@ def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> Non
         if row.group != group:
             group, fastest_us = row.group, row.us
             terminalreporter.write_line(group)
-        rates = f"{row.gb_per_s:>9,.1f} GB/s {row.tflop_per_s:>8,.1f} TFLOP/s {row.percent_of_roof:>5.1f} % of the roof"
+        rates = f"{brief(row.gb_per_s):>8} GB/s {brief(row.tflop_per_s):>8} TFLOP/s {brief(row.percent_of_roof):>6} % of the roof"
         terminalreporter.write_line(f"  {row.contender:<28} {row.us:>12,.1f} µs {row.us / fastest_us:>8,.2f} x {rates}, {row.clock}'s clock")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib.metadata
 import shutil
-import statistics
 import subprocess
 import time
 from collections.abc import Callable
@@ -93,4 +92,4 @@ def _host_us(call: Callable[[], object]) -> float:
         started = time.perf_counter()
         call()
         each.append((time.perf_counter() - started) * 1e6)
-    return statistics.median(each)
+    return min(each)  # what the machine does at best: it may be shared

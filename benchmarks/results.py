@@ -66,6 +66,11 @@ def figures(us: float, bytes_moved: int, flops: int, copy_gb_per_s: float, matmu
     }
 
 
+def brief(value: float) -> str:
+    """A figure with about three digits."""
+    return f"{value:,.0f}" if abs(value) >= 100 else f"{value:.1f}" if abs(value) >= 1 else f"{value:.2g}"
+
+
 def add_ratios(benchmarks: Iterable[dict[str, Any]]) -> None:
     """To each benchmark's extra_info `ratio_to`: its time over each other contender's of the same case; under 1 it is faster."""
     measured = [bench for bench in benchmarks if "us" in bench.get("extra_info", {})]
