@@ -16,7 +16,8 @@ SETTINGS = ("driver", "sm_clock", "sm_clock_at_most", "memory_clock", "power_lim
 
 
 def render(results: Results, picture: str = "") -> str:
-    lines = ["# How fast", "", f"Written by `python -m benchmarks.summary` from the figures of one run: {results.date[:10]}, {machine_of(results)}.", ""]
+    lines = ["# How fast", "", "Written by `python -m benchmarks.summary` from the figures of one run:"]
+    lines += [f"{results.date[:10]}, {machine_of(results)}.", ""]
     if roof := results.machine.get("roof"):
         lines += [
             f"The roof, measured in the same run: a copy of {brief(roof['copy_gb_per_s'])} GB/s, read and write counted, and a matrix product of "
