@@ -54,7 +54,11 @@ class Through:
 
     @property
     def CAPABILITIES(self) -> Mapping[str, object]:
-        return {**self.library.CAPABILITIES, "claims": CLAIMS}
+        try:
+            limits = self.library.CAPABILITIES
+        except ImportError:  # is told by the first call
+            limits = {}
+        return {**limits, "claims": CLAIMS}
 
     def prefill_attention(
         self,
