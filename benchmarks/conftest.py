@@ -15,7 +15,7 @@ import pytest
 import torch
 
 from benchmarks.contenders import ABSENT, CONTENDERS, ON_GPU, add_contender
-from benchmarks.machine import Roof, device_name, gpu_state, library_versions, measured_roof
+from benchmarks.machine import Roof, device_name, gpu_state, library_versions, measured_roof, sm_clock_under_load
 from benchmarks.results import Row, add_ratios, brief, figures
 from benchmarks.timing import time_on_device
 from conformance.implementation import CannotLoad
@@ -23,6 +23,7 @@ from conformance.implementation import CannotLoad
 ROUNDS = 20 if ON_GPU else 5
 NO_GPU_FIGURES = "THESE ARE NO GPU FIGURES: small shapes on the CPU, Triton kernels in Triton's interpreter"
 ROWS = pytest.StashKey[list[Row]]()
+UNDER_LOAD = pytest.StashKey[dict[str, str]]()
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -31,7 +32,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    config.stash[ROWS] = []
+    config.stash[ROWS], config.stash[UNDER_LOAD] = [], {}
     config.addinivalue_line("filterwarnings", "ignore:Benchmark fixture was not used")  # a case that was refused or judged wrong
     if spec := config.getoption("--impl"):
         try:
@@ -49,20 +50,24 @@ def pytest_report_header() -> list[str]:
 
 
 def pytest_benchmark_update_machine_info(config: pytest.Config, machine_info: dict[str, Any]) -> None:
-    machine_info.pop("node", None)  # a saved figure names the device, not the host
+    for host in ("node", "release"):  # a saved figure names the device, not the host
+        machine_info.pop(host, None)
     machine_info.update(device=device_name(), libraries=library_versions(), not_timed=ABSENT, **gpu_state())
 
 
 def pytest_benchmark_update_json(config: pytest.Config, benchmarks: object, output_json: dict[str, Any]) -> None:
     add_ratios(output_json["benchmarks"])
+    output_json["machine_info"].update(config.stash[UNDER_LOAD])
+    output_json["commit_info"] = {field: output_json["commit_info"].get(field) for field in ("id", "time", "dirty")}  # not whose folder it was
     roofs = [bench["extra_info"]["roof"] for bench in output_json["benchmarks"] if "roof" in bench["extra_info"]]
     if roofs:
         output_json["machine_info"]["roof"] = roofs[0]
 
 
 @pytest.fixture(scope="session")
-def roof() -> Roof:
+def roof(pytestconfig: pytest.Config) -> Roof:
     """What this machine does at best, measured in this process."""
+    pytestconfig.stash[UNDER_LOAD].update(sm_clock_under_load())
     return measured_roof()
 
 

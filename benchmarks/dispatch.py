@@ -37,6 +37,7 @@ PAGES = (16, 64, 256)
 DECODES = [(b, n) for b in (1, 8, 64, 256) for n in (512, 2048, 8192, 32768)]  # sequences, tokens of each
 PREFILLS = ((1, 8192, 0), (4, 8192, 0), (16, 2048, 0), (64, 512, 0), (16, 512, 7680), (4, 64, 960))  # sequences, queries, cached
 MOST_CACHE_BYTES = 10 * 2**30
+MOST_NAMED = 6
 KEEPS, EMPTY_ZERO = "keeps the claims", "CLAIM-2"
 VERDICTS = Path(".whichslot/dispatch")
 
@@ -97,7 +98,8 @@ def judged_paths(effort: str, reuse: bool) -> dict[str, dict[str, str]]:
 
 
 def verdict(broken: list[str]) -> str:
-    return f"breaks {', '.join(broken)}" if broken else KEEPS
+    more = f" and {len(broken) - MOST_NAMED} more" if len(broken) > MOST_NAMED else ""
+    return f"breaks {', '.join(broken[:MOST_NAMED])}{more}" if broken else KEEPS
 
 
 def admitted(judged: Mapping[str, str]) -> dict[str, Any]:

@@ -16,9 +16,9 @@ from benchmarks.timing import time_on_device
 
 LIBRARIES = ("torch", "triton", "numpy", "flash-attn", "flash-attn-3", "flash-attn-4", "vllm", "pytest-benchmark")
 GIB, MIB = 2**30, 2**20
+LOAD_PRODUCTS = 400  # about half a second, longer than nvidia-smi takes to answer
 NVIDIA_SMI = {  # what nvidia-smi calls it: what it is called here
     "driver_version": "driver",
-    "clocks.sm": "sm_clock",
     "clocks.max.sm": "sm_clock_at_most",
     "clocks.mem": "memory_clock",
     "power.limit": "power_limit",
@@ -50,21 +50,37 @@ def library_versions() -> dict[str, str]:
 
 
 def gpu_state() -> dict[str, str]:
-    """Driver and clocks at this moment, as nvidia-smi tells them; what it does not know is left out."""
+    """Driver, clocks and limits as nvidia-smi tells them; what it does not know is left out."""
     smi = shutil.which("nvidia-smi")
     if not ON_GPU or smi is None:
         return {}
-    told: dict[str, str] = {}
-    which = str(torch.cuda.get_device_properties().uuid)
-    for query, name in NVIDIA_SMI.items():  # one by one: a single unknown field would make the whole query fail
-        command = [smi, f"--id=GPU-{which.removeprefix('GPU-')}", f"--query-gpu={query}", "--format=csv,noheader"]
-        try:
-            answer = subprocess.run(command, capture_output=True, text=True, timeout=10, check=True).stdout.strip()
-        except (OSError, subprocess.SubprocessError):
-            continue
-        if answer and not answer.startswith("["):  # [N/A], [Not Supported]
-            told[name] = answer
-    return told
+    # one by one: a single unknown field would make the whole query fail
+    return {name: answer for query, name in NVIDIA_SMI.items() if (answer := _asked(smi, query))}
+
+
+def sm_clock_under_load() -> dict[str, str]:
+    """The clock while the GPU multiplies matrices: idle, it tells nothing."""
+    smi = shutil.which("nvidia-smi")
+    if not ON_GPU or smi is None:
+        return {}
+    a = torch.randn(8192, 8192, dtype=torch.bfloat16, device="cuda")
+    out = torch.empty_like(a)
+    for _ in range(LOAD_PRODUCTS):
+        torch.mm(a, a, out=out)
+    answer = _asked(smi, "clocks.sm")
+    torch.cuda.synchronize()
+    return {"sm_clock_under_load": answer} if answer else {}
+
+
+def _asked(smi: str, query: str) -> str:
+    """nvidia-smi's answer for the current GPU; empty if it has none."""
+    try:
+        uuid = str(torch.cuda.get_device_properties().uuid).removeprefix("GPU-")
+        command = [smi, f"--id=GPU-{uuid}", f"--query-gpu={query}", "--format=csv,noheader"]
+        answer = subprocess.run(command, capture_output=True, text=True, timeout=10, check=True).stdout.strip()
+    except (AttributeError, OSError, subprocess.SubprocessError):
+        return ""
+    return "" if answer.startswith("[") else answer  # [N/A], [Not Supported]
 
 
 def measured_roof() -> Roof:

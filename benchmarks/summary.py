@@ -12,7 +12,7 @@ from benchmarks.results import Results, Row, brief, read_results
 
 NO_GPU_FIGURES = "**These are no GPU figures**: small shapes on a CPU, Triton kernels in Triton's interpreter. They show that the benchmarks run."
 UNITS = {"us": "µs", "percent_of_roof": "% of the roof", "tflop_per_s": "TFLOP/s", "ratio": "x its time", "times_as_fast": "times as fast"}
-SETTINGS = ("driver", "sm_clock", "sm_clock_at_most", "memory_clock", "power_limit", "mig")
+SETTINGS = ("driver", "sm_clock_under_load", "sm_clock_at_most", "memory_clock", "power_limit", "mig")
 
 
 def render(results: Results, picture: str = "") -> str:
