@@ -6,10 +6,12 @@
 #   ARGS="..."          handed to pytest (or to conformance.mutants)
 #   IMPL= DEVICE= EFFORT= SEED= K=   become --impl, --device, --effort, --seed and -k of `make conformance`
 #                       (IMPL and K of `make bench`, IMPL, DEVICE and SEED of `make lives` and `make replay` too)
+#   BENCH=.whichslot/bench   where `make bench` writes .json and .md, and `make roofline` reads the one and writes .png and .svg
 
 VENV    ?= .venv
 PYTHON  ?= python3
 WORKERS ?= 2
+BENCH   ?= .whichslot/bench
 
 ifeq ($(VENV),none)
 RUN   := PYTHONPATH="$(CURDIR)$${PYTHONPATH:+:$$PYTHONPATH}" $(PYTHON)
@@ -22,7 +24,7 @@ endif
 JUDGE := $(if $(IMPL),--impl "$(IMPL)") $(if $(DEVICE),--device "$(DEVICE)") $(if $(EFFORT),--effort "$(EFFORT)") \
          $(if $(SEED),--seed "$(SEED)") $(if $(K),-k "$(K)")
 
-.PHONY: help setup conformance lives replay test bench lint mutants ranks clean distclean
+.PHONY: help setup conformance lives replay test bench roofline judging lint mutants ranks clean distclean
 .DEFAULT_GOAL := help
 
 help:  ## this list
@@ -52,7 +54,16 @@ test: $(READY)  ## the project's own tests, the doctests of reference/ among the
 	@OMP_NUM_THREADS=$${OMP_NUM_THREADS:-1} $(RUN) -m pytest tests/ $(if $(WORKERS),-n $(WORKERS)) -p no:benchmark $(ARGS)
 
 bench: $(READY)  ## how fast, against the reference and peers; nothing is timed that has not first been judged correct
-	@$(RUN) -m pytest benchmarks/ --benchmark-only --benchmark-columns=median,iqr,min,rounds -rs $(if $(IMPL),--impl "$(IMPL)") $(if $(K),-k "$(K)") $(ARGS)
+	@mkdir -p $(dir $(BENCH))
+	@$(RUN) -m pytest benchmarks/ --benchmark-only --benchmark-columns=median,iqr,min,rounds --benchmark-json=$(BENCH).json -rs $(if $(IMPL),--impl "$(IMPL)") $(if $(K),-k "$(K)") $(ARGS); \
+	status=$$?; $(RUN) -m benchmarks.summary $(BENCH).json --write $(BENCH).md && exit $$status
+
+roofline: $(READY)  ## what `make bench` measured under the measured roof, as a picture: BENCH.png and BENCH.svg
+	@test -e $(BENCH).json || $(MAKE) bench
+	@$(RUN) -m benchmarks.roofline $(BENCH).json --write $(BENCH)
+
+judging: $(READY)  ## what judging costs: the oracle by its tokens, seconds of each file of the suite, mutants a minute
+	@$(RUN) -m benchmarks.judging $(ARGS)
 
 lint: $(READY)  ## ruff and mypy
 	@$(RUN) -m ruff check .

@@ -1,4 +1,6 @@
-"""Who is timed: the reference, gpu_impl, the FlashAttention objects of gpu_impl.flash where they load, and plain torch.
+"""Who is timed: the reference, gpu_impl, the FlashAttention objects of gpu_impl.flash where they load, plain torch and plain Python.
+
+`gpu_impl` takes for attention what its dispatch table says, `gpu_impl, own kernel` its Triton kernels in every case.
 
 A contender is any object that offers the contract's function under its name. What cannot be timed here is told in the report's header.
 """
@@ -15,11 +17,12 @@ import pytest
 import torch
 
 import reference
-from benchmarks import plain_torch
+from benchmarks import plain_python, plain_torch
 from conformance.implementation import load_implementation
 
 ON_GPU = torch.cuda.is_available()
 DEVICE = "cuda" if ON_GPU else "cpu"
+OWN_KERNEL = "gpu_impl, own kernel"
 
 
 class Contender(NamedTuple):
@@ -29,9 +32,15 @@ class Contender(NamedTuple):
 
 def load_contenders() -> tuple[list[Contender], list[str]]:
     """Everyone who can be timed on this machine, and one sentence for each who cannot."""
-    found = [Contender("reference", reference), Contender("gpu_impl", importlib.import_module("gpu_impl")), Contender("torch", plain_torch)]
+    found = [
+        Contender("reference", reference),
+        Contender("gpu_impl", importlib.import_module("gpu_impl")),
+        Contender("torch", plain_torch),
+        Contender("python, a token at a time", plain_python),
+    ]
     if not ON_GPU:
-        return found, ["gpu_impl.flash (needs a GPU)"]
+        return found, ["gpu_impl.flash (needs a GPU)", f"{OWN_KERNEL} (without a GPU gpu_impl is nothing else)"]
+    found.append(Contender(OWN_KERNEL, importlib.import_module("gpu_impl.attention")))
     try:
         flash = importlib.import_module("gpu_impl.flash")
     except ImportError as error:

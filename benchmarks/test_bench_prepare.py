@@ -7,7 +7,7 @@ from typing import NamedTuple
 import pytest
 import torch
 
-from benchmarks.cases import cumulative
+from benchmarks.cases import cumulative, on_this_machine
 from benchmarks.contenders import DEVICE, Contender, pairs
 from benchmarks.judge import unless_refused
 from reference.records import SequenceState
@@ -35,13 +35,15 @@ PREFILL_CASES = (
     PrepareCase(4, 19, 21, 16),
     PrepareCase(64, 512, 1_536, 16),
     PrepareCase(4, 8_192, 0, 256),
+    PrepareCase(64, 4_096, 0, 256),
+    PrepareCase(64, 4_096, 4_096, 16),
 )
 DECODE_CASES = (
     PrepareCase(4, 1, 40, 16),
     PrepareCase(256, 1, 2_047, 16),
     PrepareCase(256, 1, 2_047, 256),
 )
-SLOT_CASES = (PREFILL_CASES[0], *(case._replace(real_size=True) for case in PREFILL_CASES[1:]))
+SLOT_CASES = on_this_machine(PREFILL_CASES[0], *(case._replace(real_size=True) for case in PREFILL_CASES[1:]))
 
 
 def states(case: PrepareCase) -> tuple[list[SequenceState], torch.Tensor]:
@@ -126,4 +128,4 @@ def test_compute_slot_mapping(case: PrepareCase, contender: Contender, timed):
 
 def time_host(timed, call, case: PrepareCase, contender: Contender, function: str, batch) -> None:
     bytes_moved = sum(getattr(batch, field).nbytes for field in ("input_ids", "positions", "slot_mapping"))
-    timed([call], group=f"{function} {case.name}", contender=contender.name, bytes_moved=bytes_moved)
+    timed([call], group=f"{function} {case.name}", contender=contender.name, bytes_moved=bytes_moved, on_host=True)

@@ -1,7 +1,8 @@
 """The optimized path of the contract: Triton kernels, device-side batches, a fused sampler. Same names as `reference`.
 
 Without a GPU the kernels run on the CPU through Triton's interpreter: TRITON_INTERPRET=1 is set here, before triton is imported, unless
-it is set already. FlashAttention 2, 3 and 4 stand behind the same two attention functions in `gpu_impl.flash`.
+it is set already. FlashAttention 2, 3 and 4 stand behind the same two attention functions in `gpu_impl.flash`. Attention goes through
+`gpu_impl.fastest` to the fastest of them that a table names; `gpu_impl.attention` has the Triton kernels alone.
 """
 
 import os
@@ -12,8 +13,9 @@ import torch
 if not torch.cuda.is_available():
     os.environ.setdefault("TRITON_INTERPRET", "1")
 
-from gpu_impl.attention import HEAD_DIMS, decode_attention, prefill_attention
+from gpu_impl.attention import HEAD_DIMS
 from gpu_impl.batches import compute_slot_mapping, prepare_decode, prepare_prefill
+from gpu_impl.fastest import decode_attention, prefill_attention
 from gpu_impl.logits import last_token_logits, parallel_logits
 from gpu_impl.sampling import sample
 from gpu_impl.store import store_kvcache
