@@ -17,7 +17,7 @@ from gpu_impl.launch import INTERPRET, ceil_div, num_multiprocessors, on_device_
 
 TILED_HEAD_DIMS = (64, 128, 256)  # whole tiles of them, of half precision, are loaded by descriptor
 DECODE_PROGRAMS = 2  # of a multiprocessor at a time: what their tiles leave of its shared memory
-SPLIT_COST = 0.001  # of a row's time
+SPLITTING_COST, SPLIT_COST = 0.05, 0.002  # of the time without
 BY_TILES = not INTERPRET and torch.cuda.is_available() and torch.cuda.get_device_capability() >= (9, 0)
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 HEAD_DIMS = range(1, 257)
@@ -255,12 +255,17 @@ def decode_tile(group_size: int, longest: int, head_dim: int, dtype: torch.dtype
 def decode_splits(num_groups: int, num_tiles: int, device: torch.device) -> int:
     """Programs per (sequence, kv head), from shapes alone: as many as end together, wave by wave. Splits that a short context leaves empty return.
 
-    With s splits each program takes 1/s of a row, and they run in whole waves; each split costs the combining a little.
+    With s splits each program takes 1/s of a row, and they run in whole waves; that there are splits, and each of them, costs a little.
     """
     if INTERPRET:
         return min(num_tiles, 4)
     at_once = DECODE_PROGRAMS * num_multiprocessors(device)
-    return min(range(1, max(1, min(num_tiles, 64)) + 1), key=lambda s: ceil_div(num_groups * s, at_once) / s + SPLIT_COST * s)
+
+    def time(splits: int) -> float:
+        cost = 1.0 if splits == 1 else 1.0 + SPLITTING_COST + SPLIT_COST * splits
+        return ceil_div(num_groups * splits, at_once) / splits * cost
+
+    return min(range(1, max(1, min(num_tiles, 64)) + 1), key=time)
 
 
 def known_block_size(block_size: int) -> int:
