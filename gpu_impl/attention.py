@@ -10,15 +10,10 @@ import math
 from typing import NamedTuple
 
 import torch
-from triton.tools.tensor_descriptor import TensorDescriptor
 
 from gpu_impl.attention_kernels import combine_kernel, decode_kernel, prefill_kernel
 from gpu_impl.launch import INTERPRET, ceil_div, num_multiprocessors, on_device_of, power_of_two, require, require_one_device
 
-TILED_HEAD_DIMS = (64, 128, 256)  # whole tiles of them, of half precision, are loaded by descriptor
-DECODE_PROGRAMS = 2  # of a multiprocessor at a time: what their tiles leave of its shared memory
-SPLITTING_COST, SPLIT_COST = 0.05, 0.002  # of the time without
-BY_TILES = not INTERPRET and torch.cuda.is_available() and torch.cuda.get_device_capability() >= (9, 0)
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 HEAD_DIMS = range(1, 257)
 
@@ -74,15 +69,11 @@ def prefill_attention(
     rows = max_seqlen_q * group_size if pack else max_seqlen_q
     tile = prefill_tile(rows, max_seqlen_k, head_dim, q.dtype)
     num_programs = ceil_div(rows, tile.block_m) * num_seqs * (num_kv_heads if pack else num_heads)
-    k_tiles, v_tiles = (tiles_of(each, paged, tile.block_n) for each in (k, v))
-    by_tiles = k_tiles is not None and v_tiles is not None
     with on_device_of(q):
         prefill_kernel[(num_programs,)](
             _readable(q),
             _readable(k),
             _readable(v),
-            k_tiles if by_tiles else q,  # not looked at
-            v_tiles if by_tiles else q,
             out,
             cu_seqlens_q,
             cu_seqlens_k,
@@ -101,7 +92,6 @@ def prefill_attention(
             cu_seqlens_k.stride(0),
             PAGED=paged,
             PACK=pack,
-            TILES=by_tiles,
             SAME_STRIDES=k.stride() == v.stride(),
             BLOCK_SIZE=known_block_size(block_size),
             HEAD_DIM=head_dim,
@@ -209,22 +199,6 @@ def decode_attention(
     return out.to(q.dtype)
 
 
-def tiles_of(rows: torch.Tensor, paged: bool, block_n: int) -> TensorDescriptor | None:
-    """Keys or values as rows (slots, Hk * D), to be loaded in tiles of (block_n, D) by descriptor; None where they do not lie so."""
-    num_kv_heads, head_dim = rows.shape[-2:]
-    slot, head, dim = rows.stride()[-3:]
-    if rows.dtype == torch.float32 or head_dim not in TILED_HEAD_DIMS or not BY_TILES or rows.numel() == 0:
-        return None
-    if paged and (rows.shape[1] % block_n or rows.stride(0) != rows.shape[1] * slot):
-        return None
-    if dim != 1 or head != head_dim or slot * rows.element_size() % 16 or rows.data_ptr() % 16:
-        return None
-    num_rows = rows.shape[0] * rows.shape[1] if paged else rows.shape[0]
-    if num_rows >= 2**31:
-        return None
-    return TensorDescriptor(rows, [num_rows, num_kv_heads * head_dim], [slot, 1], [block_n, head_dim])
-
-
 def packs_group(max_seqlen_q: int, group_size: int) -> bool:
     """A short chunk packs the query heads of a group into one tile, so that their keys are read once."""
     return INTERPRET or max_seqlen_q * group_size <= 64
@@ -253,19 +227,11 @@ def decode_tile(group_size: int, longest: int, head_dim: int, dtype: torch.dtype
 
 
 def decode_splits(num_groups: int, num_tiles: int, device: torch.device) -> int:
-    """Programs per (sequence, kv head), from shapes alone: as many as end together, wave by wave. Splits that a short context leaves empty return.
-
-    With s splits each program takes 1/s of a row, and they run in whole waves; that there are splits, and each of them, costs a little.
-    """
+    """Programs per (sequence, kv head): enough to fill the device, from shapes alone. Splits that a short context leaves empty return."""
     if INTERPRET:
         return min(num_tiles, 4)
-    at_once = DECODE_PROGRAMS * num_multiprocessors(device)
-
-    def time(splits: int) -> float:
-        cost = 1.0 if splits == 1 else 1.0 + SPLITTING_COST + SPLIT_COST * splits
-        return ceil_div(num_groups * splits, at_once) / splits * cost
-
-    return min(range(1, max(1, min(num_tiles, 64)) + 1), key=time)
+    wanted = ceil_div(4 * num_multiprocessors(device), num_groups)
+    return max(1, min(wanted, num_tiles, 64))
 
 
 def known_block_size(block_size: int) -> int:

@@ -78,44 +78,15 @@ def attend(
 
 
 @triton.jit
-def attend_tiles(
-    acc, row_max, row_sum, q, start, end, k_tiles, v_tiles, column, table, key_start, scale_log2, stride_tm,
-    PAGED: tl.constexpr, BLOCK_SIZE: tl.constexpr, BLOCK_N: tl.constexpr,
-):  # fmt: skip
-    """`attend` over whole tiles of which every key is visible, where a tile lies in one block: they are loaded by descriptor (TMA)."""
-    for n in tl.range(start, end, BLOCK_N):
-        if PAGED:
-            first = tl.load(table + (n // BLOCK_SIZE) * stride_tm) * BLOCK_SIZE + n % BLOCK_SIZE
-        else:
-            first = key_start + n
-        k_tile = k_tiles.load([first, column])
-        scores = tl.dot(q, k_tile.T)
-        new_max = tl.maximum(row_max, tl.max(scores, 1) * scale_log2)
-        decay = tl.exp2(row_max - new_max)
-        shift = new_max
-        if k_tile.dtype == tl.float16:
-            shift -= 14.0  # as in `attend`
-        p = tl.exp2(scores * scale_log2 - shift[:, None])
-        row_sum = row_sum * decay + tl.sum(p, 1)
-        v_tile = v_tiles.load([first, column])
-        acc = tl.dot(p.to(v_tile.dtype), v_tile, acc * decay[:, None])
-        row_max = new_max
-    return acc, row_max, row_sum
-
-
-@triton.jit
 def prefill_kernel(
-    q, k, v, k_tiles, v_tiles, out, cu_seqlens_q, cu_seqlens_k, block_tables, scale_log2,
+    q, k, v, out, cu_seqlens_q, cu_seqlens_k, block_tables, scale_log2,
     num_seqs, num_heads, group_size, block_size,
     stride_qt, stride_qh, stride_qd, stride_kn, stride_ks, stride_kh, stride_kd, stride_vn, stride_vs, stride_vh, stride_vd,
     stride_ot, stride_oh, stride_tb, stride_tm, stride_cq, stride_ck,
-    PAGED: tl.constexpr, PACK: tl.constexpr, TILES: tl.constexpr, SAME_STRIDES: tl.constexpr, BLOCK_SIZE: tl.constexpr,
+    PAGED: tl.constexpr, PACK: tl.constexpr, SAME_STRIDES: tl.constexpr, BLOCK_SIZE: tl.constexpr,
     HEAD_DIM: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr, WIDEN: tl.constexpr,
 ):  # fmt: skip
-    """A program takes BLOCK_M query rows of one head, or with PACK of all heads of a group, interleaved.
-
-    TILES: k_tiles, v_tiles are descriptors of the slots as rows (slots, Hk * D), in tiles of (BLOCK_N, HEAD_DIM); else they are not looked at.
-    """
+    """A program takes BLOCK_M query rows of one head, or with PACK of all heads of a group, interleaved."""
     program = tl.program_id(0)
     # heads fastest, for the cache's sake; last rows of each sequence first, because they have the most keys
     heads = num_heads // group_size if PACK else num_heads
@@ -160,19 +131,12 @@ def prefill_kernel(
     row_max = tl.full([BLOCK_M], float("-inf"), tl.float32)
     row_sum = tl.full([BLOCK_M], 0.0, tl.float32)
     acc = tl.full([BLOCK_M, BLOCK_D], 0.0, tl.float32)
-    if TILES:
-        column = kv_head.to(tl.int32) * HEAD_DIM
-        acc, row_max, row_sum = attend_tiles(
-            acc, row_max, row_sum, q_tile, 0, unmasked, k_tiles, v_tiles, column, table, key_start, scale_log2, stride_tm,
-            PAGED, BLOCK_SIZE, BLOCK_N,
-        )  # fmt: skip
-    else:
-        acc, row_max, row_sum = attend(
-            acc, row_max, row_sum, q_tile, last_visible, 0, unmasked, k_head, v_head, table,
-            key_start, key_len, scale_log2, block_size,
-            stride_kn, stride_ks, stride_kd, stride_vn, stride_vs, stride_vd, stride_tm,
-            PAGED, False, SAME_STRIDES, BLOCK_SIZE, HEAD_DIM, BLOCK_N, BLOCK_D, WIDEN,
-        )  # fmt: skip
+    acc, row_max, row_sum = attend(
+        acc, row_max, row_sum, q_tile, last_visible, 0, unmasked, k_head, v_head, table,
+        key_start, key_len, scale_log2, block_size,
+        stride_kn, stride_ks, stride_kd, stride_vn, stride_vs, stride_vd, stride_tm,
+        PAGED, False, SAME_STRIDES, BLOCK_SIZE, HEAD_DIM, BLOCK_N, BLOCK_D, WIDEN,
+    )  # fmt: skip
     acc, row_max, row_sum = attend(
         acc, row_max, row_sum, q_tile, last_visible, unmasked, num_keys, k_head, v_head, table,
         key_start, key_len, scale_log2, block_size,
