@@ -19,7 +19,7 @@ def first_head(rows):
 # --- splits of a decode row --------------------------------------------------------------------------------------------------------------
 
 
-@mutant("DEC-1", replaces="attend", of=SoundAttention, source="own (adversary)")
+@mutant("DEC-1", replaces="attend", of=SoundAttention, source="own (adversary)", alone=True)
 def splits_use_the_first_kv_head(self, q, keys, values, limits, scale):
     """A decode row that is split uses kv head 0 for every head."""
     if self.decoding and int(limits.max()) > LONG:
@@ -27,7 +27,7 @@ def splits_use_the_first_kv_head(self, q, keys, values, limits, scale):
     return SOUND.attend(q, keys, values, limits, scale)
 
 
-@mutant("DEC-1", replaces="attend", of=SoundAttention, source="own (adversary)")
+@mutant("DEC-1", replaces="attend", of=SoundAttention, source="own (adversary)", alone=True)
 def splits_of_eight_lanes_miss_the_last(self, q, keys, values, limits, scale):
     """A decode row that is split, in a group of eight: the group's last head is not written."""
     out = SOUND.attend(q, keys, values, limits, scale)
@@ -36,7 +36,7 @@ def splits_of_eight_lanes_miss_the_last(self, q, keys, values, limits, scale):
     return out
 
 
-@mutant("DEC-1", replaces="attend", of=SoundAttention, source="own (adversary)")
+@mutant("DEC-1", replaces="attend", of=SoundAttention, source="own (adversary)", alone=True)
 def empty_last_split_is_a_position(self, q, keys, values, limits, scale):
     """A context of whole splits has an empty last one, which counts as one more position."""
     n, out = int(limits.max()), SOUND.attend(q, keys, values, limits, scale)
@@ -76,21 +76,21 @@ def empty_row_beside_a_split_one_is_nan(self, out, i):
 # --- heads and windows of a decode row ---------------------------------------------------------------------------------------------------
 
 
-@mutant("DEC-1", replaces="attend", of=SoundAttention, source="own (adversary)")
+@mutant("DEC-1", replaces="attend", of=SoundAttention, source="own (adversary)", alone=True)
 def eight_wide_heads_overflow(self, q, keys, values, limits, scale):
     """A position's offset over eight heads of 128 elements overflows 16 bits: no more than 64 positions are read."""
     wide = self.decoding and keys.shape[1] >= 8 and q.shape[2] >= 128
     return SOUND.attend(q, keys, values, limits.clamp(max=64) if wide else limits, scale)
 
 
-@mutant("DEC-1", replaces="attend", of=SoundAttention, source="own (adversary)")
+@mutant("DEC-1", replaces="attend", of=SoundAttention, source="own (adversary)", alone=True)
 def widest_head_sees_256_positions(self, q, keys, values, limits, scale):
     """At D = 256 a decode row sees its first 256 positions."""
     wide = self.decoding and q.shape[2] == 256
     return SOUND.attend(q, keys, values, limits.clamp(max=256) if wide else limits, scale)
 
 
-@mutant("DEC-1", replaces="attend", of=SoundAttention, source="own (adversary)")
+@mutant("DEC-1", replaces="attend", of=SoundAttention, source="own (adversary)", alone=True)
 def sliding_window_of_4096_left_on(self, q, keys, values, limits, scale):
     """A decode row sees its last 4,096 positions."""
     hidden = max(0, int(limits.max()) - 4096) if self.decoding else 0
@@ -100,7 +100,7 @@ def sliding_window_of_4096_left_on(self, q, keys, values, limits, scale):
 # --- chunks of many queries --------------------------------------------------------------------------------------------------------------
 
 
-@mutant("PRE-1", replaces="attend", of=SoundAttention, source="own (adversary)")
+@mutant("PRE-1", replaces="attend", of=SoundAttention, source="own (adversary)", alone=True)
 def second_query_tile_uses_the_first_kv_head(self, q, keys, values, limits, scale):
     """Queries of the second tile on use kv head 0 for every head."""
     out = SOUND.attend(q, keys, values, limits, scale)
@@ -109,7 +109,7 @@ def second_query_tile_uses_the_first_kv_head(self, q, keys, values, limits, scal
     return out
 
 
-@mutant("PRE-1", replaces="causal_limits", of=SoundAttention, source="own (adversary)")
+@mutant("PRE-1", replaces="causal_limits", of=SoundAttention, source="own (adversary)", alone=True)
 def second_query_tile_sees_itself_whole(self, queries, n, device):
     """Without a cache, queries of the second tile on see all of their tile."""
     limits = SOUND.causal_limits(queries, n, device)
@@ -118,7 +118,7 @@ def second_query_tile_sees_itself_whole(self, queries, n, device):
     return limits
 
 
-@mutant("PRE-1", replaces="attend", of=SoundAttention, source="own (adversary)")
+@mutant("PRE-1", replaces="attend", of=SoundAttention, source="own (adversary)", alone=True)
 def sliding_window_of_128_left_on(self, q, keys, values, limits, scale):
     """Without a cache, a row sees its last 128 positions."""
     out = SOUND.attend(q, keys, values, limits, scale)
@@ -129,7 +129,7 @@ def sliding_window_of_128_left_on(self, q, keys, values, limits, scale):
     return out
 
 
-@mutant("PRE-1", replaces="causal_limits", of=SoundAttention, source="own (adversary)")
+@mutant("PRE-1", replaces="causal_limits", of=SoundAttention, source="own (adversary)", alone=True)
 def second_query_tile_rounds_a_long_prefix(self, queries, n, device):
     """After a long prefix, queries past a tile see it without what it has more than whole key tiles."""
     limits, prefix = SOUND.causal_limits(queries, n, device), n - queries
