@@ -7,6 +7,7 @@ import torch
 from hypothesis import strategies as st
 
 from conformance.cases.attention import AttentionCase, Limits, attention_cases, long_contexts
+from conformance.cases.attention_fixed import long_among_many
 from conformance.cases.graphs import graphs
 from conformance.cases.races import races
 from conformance.checks.graphs import check_graph
@@ -63,11 +64,13 @@ def test_sample_repeats(judge: Judge) -> None:
 @pytest.mark.clause("CLAIM-7", function="prefill_attention")
 def test_prefill_attention_is_the_same_in_any_batch(judge: Judge) -> None:
     judge.for_all(cases(judge, decode=False, min_sequences=2), functools.partial(check_attention_alone, judge), examples=20, at_least=4)
+    judge.for_each(long_among_many(judge.capabilities, False), functools.partial(check_attention_alone, judge))
 
 
 @pytest.mark.clause("CLAIM-7", function="decode_attention")
 def test_decode_attention_is_the_same_in_any_batch(judge: Judge) -> None:
     judge.for_all(cases(judge, decode=True, min_sequences=2), functools.partial(check_attention_alone, judge), examples=20, at_least=4)
+    judge.for_each(long_among_many(judge.capabilities, True), functools.partial(check_attention_alone, judge))
 
 
 @pytest.mark.clause("CLAIM-7", function="last_token_logits")

@@ -17,7 +17,15 @@ from conformance.cases.attention import (
     attention_cases,
     long_contexts,
 )
-from conformance.cases.attention_fixed import empty_batches, large_batches, unusual_scales, widest_groups
+from conformance.cases.attention_fixed import (
+    empty_batches,
+    empty_beside_long,
+    large_batches,
+    level_whole_splits,
+    other_decodes,
+    unusual_scales,
+    widest_groups,
+)
 from conformance.checks.claims import check_bad_table, check_empty_rows, check_nan_tail
 from conformance.checks.empties import check_empties, check_empty_batch, check_unchanged
 from conformance.checks.extremes import ORDERS, SCALES, check_extremes, check_scale
@@ -46,6 +54,11 @@ def test_decode_attention_reads(judge: Judge) -> None:
 @pytest.mark.clause("DEC-1", function=DECODE)
 def test_decode_attention_reads_long_contexts(judge: Judge) -> None:
     judge.for_all(long_contexts(judge.capabilities, decode=True), functools.partial(check_read_set, judge), examples=10)
+
+
+@pytest.mark.clause("DEC-1", function=DECODE)
+def test_decode_attention_reads_on_other_paths(judge: Judge) -> None:
+    judge.for_each(other_decodes(judge.capabilities), functools.partial(check_read_set, judge))
 
 
 @pytest.mark.clause("DEC-1", function=DECODE)
@@ -113,6 +126,7 @@ def test_decode_attention_groups(judge: Judge) -> None:
 def test_decode_attention_extreme_scores(judge: Judge) -> None:
     drawn = st.builds(WithScores, cases(judge), st.sampled_from(ORDERS), st.sampled_from([0.0, 1e4, -1e4, 1e6, -1e6]))
     judge.for_all(drawn, lambda case: check_extremes(judge, *case), examples=40)
+    judge.for_each(level_whole_splits(judge.capabilities), lambda case: check_extremes(judge, *case))
 
 
 @pytest.mark.clause("DEC-7", function=DECODE)
@@ -140,6 +154,7 @@ def test_decode_attention_nan_tail(judge: Judge) -> None:
 @pytest.mark.clause("CLAIM-2", function=DECODE)
 def test_decode_attention_empty_rows_are_zero(judge: Judge) -> None:
     judge.for_all(cases(judge, empties=True), functools.partial(check_empty_rows, judge), examples=15)
+    judge.for_each(empty_beside_long(judge.capabilities), functools.partial(check_empty_rows, judge))
 
 
 @pytest.mark.clause("CLAIM-4", function=DECODE)

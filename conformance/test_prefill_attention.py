@@ -19,7 +19,7 @@ from conformance.cases.attention import (
     long_contexts,
     many_queries,
 )
-from conformance.cases.attention_fixed import empty_batches, large_batches, unusual_scales, widest_groups
+from conformance.cases.attention_fixed import empty_batches, large_batches, other_prefills, unusual_scales, widest_groups
 from conformance.checks.claims import check_empty_rows, check_nan_tail
 from conformance.checks.empties import check_empties, check_empty_batch, check_unchanged
 from conformance.checks.extremes import ORDERS, SCALES, check_extremes, check_scale
@@ -53,6 +53,11 @@ def test_prefill_attention_reads_long_contexts(judge: Judge) -> None:
 @pytest.mark.clause("PRE-1", function=PREFILL)
 def test_prefill_attention_reads_many_queries(judge: Judge) -> None:
     judge.for_all(many_queries(judge.capabilities), functools.partial(check_read_set, judge), examples=8)
+
+
+@pytest.mark.clause("PRE-1", function=PREFILL)
+def test_prefill_attention_reads_on_other_paths(judge: Judge) -> None:
+    judge.for_each(other_prefills(judge.capabilities), functools.partial(check_read_set, judge))
 
 
 @pytest.mark.clause("PRE-1", function=PREFILL)

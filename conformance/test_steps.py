@@ -12,6 +12,7 @@ from conformance.findings import Refused
 from conformance.judge import Judge
 
 REQUESTS = {"quick": 24, "default": 200, "thorough": 200}
+REQUESTS_ON_A_CPU = {**REQUESTS, "default": 120}
 
 
 @pytest.mark.clause("STEP-1", function=("store_kvcache", "decode_attention"))
@@ -24,7 +25,7 @@ def test_step_batches_of_real_requests(judge: Judge) -> None:
     """The 512-token prompt blocks of the trace are scaled to one block of the cache, on a GPU to 64 tokens or more."""
     block_size = judge.capabilities.allowed("block_sizes", (16, 64, 256) if judge.is_cuda else (4, 16, 8))[0]
     tokens_per_hash = max(block_size, 64 // block_size * block_size) if judge.is_cuda else block_size
-    requests = read_requests(tokens_per_hash, REQUESTS[judge.effort])
+    requests = read_requests(tokens_per_hash, (REQUESTS if judge.is_cuda else REQUESTS_ON_A_CPU)[judge.effort])
     largest = max(request.num_tokens + request.num_generated for request in requests)
     engine = Engine(
         dtype=judge.capabilities.dtypes[0],

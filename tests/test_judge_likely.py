@@ -7,11 +7,12 @@ import pytest
 import torch
 from planted import judge_of
 
-from conformance.cases.attention import Limits, attention_cases
+from conformance.cases.attention import AttentionCase, Limits, attention_cases
 from conformance.cases.logits_values import corners, values_cases
 from conformance.cases.sequences import decodes, prefills
 from conformance.cases.stores import SKIPS, STRIDED_LAYOUTS, stores
 from conformance.checks.batches import BatchChecks
+from conformance.checks.likely import ReadSet, likely_cause
 from conformance.checks.logits_values import check_values as check_logits_values
 from conformance.checks.store import check_store
 from conformance.checks.values import check_values
@@ -152,3 +153,15 @@ def test_a_scale_of_no_known_formula_is_recovered(decode):
 def test_right_slots_fit_no_wrong_formula():
     judge = judge_of(SoundBatches(), "SLOT-1", "prepare_prefill")
     judge.for_all(prefills(SIZES), BatchChecks(judge).prefill_slots, examples=50)
+
+
+@pytest.mark.parametrize(
+    ("visible", "told"),
+    [(257, "the causal mask is one off: a row does not see its own position, or a last block or tile is skipped"),
+     (101, "the causal mask is one off: a row does not see its own position, or a last block is skipped"),
+     (259, "the causal mask is one off: a row does not see its own position")],
+)  # fmt: skip
+def test_a_position_that_opens_a_block_or_tile_may_be_skipped_with_it(visible, told):
+    case = AttentionCase(False, torch.float16, 4, 1, 1, 16, (1,), (visible,))
+    newest = case.slots[0][visible - 1]
+    assert likely_cause(ReadSet(case, 0, [newest], [], [])) == told

@@ -183,3 +183,23 @@ def test_planted_faults_are_found_in_the_trace(name):
     with pytest.raises(Broken) as told:
         replay.run(requests)
     assert "request " in str(told.value) and "physical block" in str(told.value)
+
+
+@pytest.mark.parametrize("name", ["newest_token_dropped", "second_query_tile_of_a_later_sequence_is_off"])
+def test_a_wrong_row_of_the_trace_is_told_with_its_call(name):
+    """The function, the cache's sizes and the step's lengths; and the call of that row, which a sound implementation gets right."""
+    requests = read_requests(4, limit=60)
+    largest = max(request.num_tokens + request.num_generated for request in requests)
+    mutant = MUTANTS[name].implementation()
+    replay = RequestReplay(judge_of(mutant, "STEP-2"), engine(num_blocks=largest // 4 + 40, chunk=387, max_batch=32, rows_judged=8), 4)
+    with pytest.raises(Broken) as told:
+        replay.run(requests)
+    finding = told.value.finding
+    function = "decode_attention" if MUTANTS[name].clause == "DEC-1" else "prefill_attention"
+    assert finding.case.headline("it", "cpu").startswith(f"it.{function}   float32 · S 4 · Hk 1 · G 2 · D 16")
+    facts, call = dict(finding.facts), finding.call
+    assert facts["row"].split()[1] == "of" and facts["context_lens"].startswith("[")
+    assert ("query_lens" in facts) == (function == "prefill_attention")
+    for implementation, holds in ((mutant, False), (SoundKernels(), True)):
+        out = getattr(implementation, call.function)(*call.args, **call.kwargs)
+        assert bool(((out - call.want).abs() <= call.limit).all()) is holds

@@ -249,7 +249,7 @@ def query_counts(context: int, paged: bool, maximum: int) -> st.SearchStrategy[i
     return st.one_of(st.sampled_from(few), st.integers(1, most))
 
 
-LONG_CONTEXTS = (513, 1025, 1030, 2047, 2049, 4090, 4097)
+LONG_CONTEXTS = (513, 1024, 1025, 1030, 2047, 2048, 2049, 4090, 4097)
 
 
 @st.composite

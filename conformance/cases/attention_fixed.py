@@ -1,17 +1,22 @@
-"""Attention cases that every effort tries: empty and large batches, the widest groups, scales that nobody trains with."""
+"""Attention cases that every effort tries: empty and large batches, the widest groups, scales that nobody trains with, and what takes other
+code than the small cases do: splits, second query tiles, wide heads, and those beside short neighbours."""
 
 from __future__ import annotations
 
 import random
 from dataclasses import replace
 
+import torch
+
 from conformance.capabilities import Capabilities
-from conformance.cases.attention import AttentionCase
+from conformance.cases.attention import AttentionCase, WithScores
 
 WIDEST_GROUPS = (48, 33)  # query heads on one kv head
 UNUSUAL_SCALES = (1e-5, -0.25, 0.0)  # a negative scale prefers the least similar key, 0 weighs all alike: arithmetic like any other
-MANY_ROWS = (67, 131)  # of a decode step: past the 64 and the 128 that a grid may be cut in
-MANY_SEQUENCES = (33, 37)  # of a prefill
+MANY_ROWS = (67, 257)  # of a decode step: past the 64, the 128 and the 256 that a grid may be cut in
+MANY_SEQUENCES = (33, 131)  # of a prefill
+SPLIT = 1025  # positions: past the 512 from which a context may be split, and one more than whole splits
+WHOLE_SPLITS = 1024  # positions that leave nothing to a last split
 
 
 def fixed_case(capabilities: Capabilities, decode: bool, query_lens: tuple[int, ...], context_lens: tuple[int, ...]) -> AttentionCase:
@@ -49,13 +54,78 @@ def unusual_scales(capabilities: Capabilities, decode: bool) -> list[AttentionCa
 
 
 def large_batches(capabilities: Capabilities, decode: bool, effort: str, seed: int) -> list[AttentionCase]:
-    """More rows or sequences than a grid's usual cuts, with little of each."""
+    """More rows or sequences than a grid's usual cuts, with little of each; none sees a single position, which would take a second pass."""
     cases = []
     numbers = MANY_ROWS if decode else MANY_SEQUENCES
     for number in {"quick": numbers[:1], "default": numbers[1:], "thorough": numbers}[effort]:
         draw = random.Random(f"{seed} {number}")
-        contexts = tuple(draw.choice((1, 2, 3, 5)) for _ in range(number))
-        queries = tuple(1 if decode else draw.randint(1, min(n, 2)) for n in contexts)
+        contexts = tuple(draw.choice((2, 3, 5)) for _ in range(number))
+        queries = tuple(1 if decode else draw.randint(1, min(n - 1, 2)) for n in contexts)
         case = fixed_case(capabilities, decode, queries, contexts)
         cases.append(replace(case, table_seed=draw.randrange(1000), data_seed=draw.randrange(1000)))
     return cases
+
+
+def cases_of(
+    capabilities: Capabilities, decode: bool, query_lens: tuple[int, ...], context_lens: tuple[int, ...], *, num_kv_heads: int = 1,
+    group_size: int | None = None, head_dim: int | None = None, dtype: torch.dtype | None = None, paged: bool = True,
+) -> list[AttentionCase]:  # fmt: skip
+    """The case of these lengths and sizes, the smallest for those left out; none where the implementation does not take one of them."""
+    case = fixed_case(capabilities, decode, query_lens, context_lens)
+    asked = (
+        (group_size, capabilities.group_sizes),
+        (head_dim, capabilities.head_dims),
+        (dtype, capabilities.dtypes),
+    )
+    if case.context_lens != context_lens or any(size is not None and stated is not None and size not in stated for size, stated in asked):
+        return []
+    head_dim = head_dim or case.head_dim
+    return [
+        replace(
+            case, num_kv_heads=num_kv_heads, group_size=group_size or case.group_size, head_dim=head_dim, scale=head_dim**-0.5,
+            dtype=dtype or case.dtype, paged=paged,
+        )
+    ]  # fmt: skip
+
+
+def other_decodes(capabilities: Capabilities) -> list[AttentionCase]:
+    """Decode rows that a kernel may take on other paths: splits with several heads and wide groups, wide heads, short rows beside long ones."""
+    return [
+        *cases_of(capabilities, True, (1,), (SPLIT,), num_kv_heads=2, group_size=2),
+        *cases_of(capabilities, True, (1,), (SPLIT,), group_size=8),
+        *cases_of(capabilities, True, (1,), (300,), num_kv_heads=8, head_dim=128),
+        *cases_of(capabilities, True, (1,), (300,), head_dim=256),
+        *cases_of(capabilities, True, (1,), (WHOLE_SPLITS,), dtype=torch.float32),
+        *cases_of(capabilities, True, (1,), (4097,)),  # past the largest window that models leave on
+        *cases_of(capabilities, True, (1, 1), (SPLIT, 3)),
+        *cases_of(capabilities, True, (1, 1, 1), (600, SPLIT, 700)),
+    ]
+
+
+def other_prefills(capabilities: Capabilities) -> list[AttentionCase]:
+    """Query rows of a second tile: of several heads, without a cache, after a long prefix, of a second sequence; and of a fifth tile."""
+    return [
+        *cases_of(capabilities, False, (65,), (65,), num_kv_heads=2, group_size=2),
+        *cases_of(capabilities, False, (140,), (140,), paged=False),  # past a window of 128 too
+        *cases_of(capabilities, False, (65,), (665,)),
+        *cases_of(capabilities, False, (3, 70), (3, 90)),
+        *cases_of(capabilities, False, (270,), (270,)),
+    ]
+
+
+def level_whole_splits(capabilities: Capabilities) -> list[WithScores]:
+    """Level scores far below 0, and nothing in a last split: its maximum must not be 0."""
+    return [WithScores(case, "level", -1e4) for case in cases_of(capabilities, True, (1,), (WHOLE_SPLITS,))]
+
+
+def empty_beside_long(capabilities: Capabilities) -> list[AttentionCase]:
+    return cases_of(capabilities, True, (1, 1), (0, SPLIT))
+
+
+def long_among_many(capabilities: Capabilities, decode: bool) -> list[AttentionCase]:
+    """A row of many tiles in a batch so large that another way of summing may be taken, in the dtype that shows it."""
+    short = 66 if decode else 20
+    queries, contexts = (1 if decode else 5, *[1] * short), (700 if decode else 200, *[2] * short)
+    dtype = torch.float32 if torch.float32 in capabilities.dtypes else None
+    dim = capabilities.allowed("head_dims", (64,))[0]
+    return cases_of(capabilities, decode, queries, contexts, dtype=dtype, head_dim=dim)

@@ -107,6 +107,9 @@ def of_length(found: ReadSet) -> str:
             causes.append("there is no causal mask: a row sees the whole context")
         if length == visible - 1:
             causes.append("the causal mask is one off: a row does not see its own position")
+            opened = opens_in_words(case, length)
+            if opened:
+                causes.append(f"a last {opened} is skipped")
     elif length == visible - 1:
         opens = case.paged and (visible - 1) % case.block_size == 0 and visible > 1 and case.block_size > 1
         causes.append(f"the newest token is dropped{' when it opens a block' if opens else ''}")
@@ -125,6 +128,15 @@ def of_length(found: ReadSet) -> str:
     if not causes:
         causes.append(f"the length is taken as {length} in place of {visible}")
     return ", or ".join(causes)
+
+
+def opens_in_words(case: AttentionCase, position: int) -> str:
+    """Whether a position is the first of a block or of a tile, and not of the context."""
+    opened = [
+        *(["block"] if case.paged and case.block_size > 1 and position % case.block_size == 0 else []),
+        *(["tile"] if any(position % tile == 0 for tile in TILES) else []),
+    ]
+    return " or ".join(opened) if position else ""
 
 
 def ending(found: ReadSet, length: int) -> str:

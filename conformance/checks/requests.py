@@ -17,11 +17,12 @@ import torch
 
 import reference
 from conformance.buffers import bits
+from conformance.cases.attention import short
 from conformance.cases.requests import Request
 from conformance.checks.budget import exact_and_limit_of_row
 from conformance.checks.contents import KEY, QUERY, VALUE, rows_of
 from conformance.checks.steps import require_like
-from conformance.findings import Broken
+from conformance.findings import Broken, Call
 from conformance.judge import Judge
 from reference import SequenceState
 
@@ -79,6 +80,33 @@ class Judged(NamedTuple):
     one: Running
     position: int
     target: int | None  # the position that its query is aimed at
+    sequence: int  # of the step
+    query: int  # of that sequence
+
+
+class Attended(NamedTuple):
+    """An attention call of a step."""
+
+    function: str
+    args: tuple[torch.Tensor, ...]  # q, and the caches or k and v
+    kwargs: dict[str, Any]
+    out: torch.Tensor
+
+
+@dataclass(frozen=True)
+class InStep:
+    """What a finding was made in, for the first line of its report: the function that answered last, and the cache's sizes."""
+
+    function: str
+    engine: Engine
+
+    def headline(self, implementation: str, device: str) -> str:
+        engine = self.engine
+        sizes = f"S {engine.block_size} · Hk {engine.num_kv_heads} · G {engine.group_size} · D {engine.head_dim}"
+        return f"{implementation}.{self.function}   {str(engine.dtype).removeprefix('torch.')} · {sizes} · {device}"
+
+    def literals(self) -> list[tuple[str, str]]:
+        return []  # a trace is not shrunk: the step's lengths are facts of the finding
 
 
 @dataclass
@@ -124,11 +152,19 @@ class RequestReplay:
         self.running: list[Running] = []
         self.admitting = True  # not after a preemption, until a request has finished
         self.tally = Tally()
+        self.answered = "BlockManager"  # last
 
     # --- the engine -----------------------------------------------------------------------------------------------------------------
 
     def run(self, requests: list[Request]) -> Tally:
         """Prefill and decode steps by turns, until every request has finished."""
+        try:
+            return self.finish(requests)
+        except Broken as broken:
+            broken.finding.case = InStep(self.answered, self.engine)
+            raise
+
+    def finish(self, requests: list[Request]) -> Tally:
         self.waiting.extend(self.of_request(number, request) for number, request in enumerate(requests))
         while self.waiting or self.running:
             while self.waiting and self.has_time_for_another():
@@ -157,6 +193,7 @@ class RequestReplay:
         return Running(number, names, len(prompt), len(names), prompt.tolist())
 
     def admit(self, one: Running) -> None:
+        self.answered = "BlockManager"
         one.names = one.names.to(self.device)
         one.computed = self.manager.admit(one.number, one.tokens)
         self.look_at_table(one, [])
@@ -181,6 +218,7 @@ class RequestReplay:
 
     def make_room(self, one: Running, count: int) -> bool:
         """Blocks for a chunk; while there are too few, the youngest request makes way. False if that was this one."""
+        self.answered = "BlockManager"
         while (copies := self.manager.schedule(one.number, count)) is None:
             youngest = self.running[-1]
             if youngest is one and len(self.running) == 1:
@@ -253,9 +291,10 @@ class RequestReplay:
         self.held[slots] = names
         self.require_stored(key, value, slots, work)
         judged = self.rows_to_judge(work)
-        for _, one, position, _ in judged:
-            self.require_history(one, position)
-        self.attend(judged, names, key, value, batch, decoding)
+        self.answered = "BlockManager"  # who has what history is its word
+        for row in judged:
+            self.require_history(row.one, row.position)
+        self.attend(work, judged, names, key, value, batch, decoding)
         for one, count in work:
             self.manager.computed(one.number, count)
             one.computed += count
@@ -276,11 +315,13 @@ class RequestReplay:
         return torch.cat(slots_of_each), torch.cat([one.names[one.computed : one.computed + count] for one, count in work])
 
     def call(self, function: str, *args: Any, **kwargs: Any) -> Any:
+        self.answered = function
         if function in self.judge.implementation.offered:
             return self.judge.call(function, *args, **kwargs)
         return getattr(reference, function)(*args, **kwargs)
 
     def store(self, key: torch.Tensor, value: torch.Tensor, slot_mapping: torch.Tensor) -> None:
+        self.answered = "store_kvcache"
         if "store_kvcache" in self.judge.implementation.offered:
             self.judge.call("store_kvcache", key, value, self.k_cache, self.v_cache, slot_mapping)
             return
@@ -289,14 +330,15 @@ class RequestReplay:
             cache.flatten(0, 1)[where] = rows
 
     def attend(
-        self, judged: list[Judged], names: torch.Tensor, key: torch.Tensor, value: torch.Tensor, batch: Any, decoding: bool
-    ) -> None:
+        self, work: list[tuple[Running, int]], judged: list[Judged], names: torch.Tensor, key: torch.Tensor, value: torch.Tensor, batch: Any,
+        decoding: bool,
+    ) -> None:  # fmt: skip
         function = "decode_attention" if decoding else "prefill_attention"
         if function not in self.judge.implementation.offered:
             return
         engine = self.engine
         q = rows_of(names, engine.num_kv_heads * engine.group_size, engine.head_dim, engine.dtype, QUERY) * QUERY_SCALE
-        for row, one, _, target in judged:
+        for row, one, _, target, *_ in judged:
             if target is not None:
                 q[row] = AIM * self.rows(one.names[target : target + 1], KEY)[0].repeat_interleave(engine.group_size, dim=0)
         scale = engine.head_dim**-0.5
@@ -304,10 +346,12 @@ class RequestReplay:
         kwargs = {"scale": scale, "block_tables": batch.block_tables}
         for name in ("context_lens",) if decoding else ("cu_seqlens_q", "cu_seqlens_k", "max_seqlen_q", "max_seqlen_k"):
             kwargs[name] = getattr(batch, name)
-        out = self.judge.call(function, q, self.k_cache if paged else key, self.v_cache if paged else value, **kwargs)
+        args = (q, self.k_cache if paged else key, self.v_cache if paged else value)
+        self.answered = function
+        out = self.judge.call(function, *args, **kwargs)
         require_like(out, q)
-        for row, one, position, target in judged:
-            self.require_row(out[row].double(), q[row], one, position, target, scale, f"{'decode' if decoding else 'prefill'} step")
+        for judged_row in judged:
+            self.require_row(Attended(function, args, kwargs, out), judged_row, work)
 
     def rows_to_judge(self, work: list[tuple[Running, int]]) -> list[Judged]:
         """A chunk's last row, and rows anywhere."""
@@ -322,14 +366,14 @@ class RequestReplay:
             position = one.computed + t
             aims = (None, position, max(0, position - 1), max(0, one.computed - 1), 0, self.random.randint(0, position))
             if all(starts[i] + t != row for row, *_ in judged):
-                judged.append(Judged(starts[i] + t, one, position, self.random.choice(aims)))
+                judged.append(Judged(starts[i] + t, one, position, self.random.choice(aims), i, t))
         return judged
 
     # --- what must hold -------------------------------------------------------------------------------------------------------------
 
-    def require_row(
-        self, got: torch.Tensor, q: torch.Tensor, one: Running, position: int, target: int | None, scale: float, what: str
-    ) -> None:
+    def require_row(self, attended: Attended, judged: Judged, work: list[tuple[Running, int]]) -> None:
+        row, one, position, target, *_ = judged
+        got, q, scale = attended.out[row].double(), attended.args[0][row], attended.kwargs["scale"]
         engine = self.engine
 
         def history(start: int, end: int) -> tuple[torch.Tensor, torch.Tensor]:
@@ -344,13 +388,31 @@ class RequestReplay:
             aimed = "" if target is None else f", aimed at position {target}"
             values = (float(t[head, dim]) for t in (got, want, limit))
             raise Broken(
-                ("at", f"{what}: {self.place(one, position)}{aimed}"),
+                ("at", f"{self.place(one, position)}{aimed}"),
+                *lengths_of_step(attended.function, judged, work),
                 (f"head {head}, dimension {dim}", "got {:.8g}, want {:.8g} ± {:.3g}".format(*values)),
                 ("wrong", f"{int(wrong.sum())} of {wrong.numel()} elements of this row"),
+                call=self.call_of_row(attended, judged, want, limit),
             )
         self.judge.note_budget(engine.dtype, float((error / limit).max()))
         self.judge.record.examples += 1
         self.tally.rows_judged += 1
+
+    def call_of_row(self, attended: Attended, judged: Judged, want: torch.Tensor, limit: torch.Tensor) -> Call:
+        """The call, and what the row must be. Nothing else is asked, so that other queries are 0 and other sequences' KV is poison: it packs."""
+        q, k, v = attended.args
+        wants = torch.zeros(attended.out.shape, dtype=torch.float64, device=self.device)
+        limits = torch.full_like(wants, float("inf"))
+        wants[judged.row], limits[judged.row] = want, limit
+        own_q = torch.zeros_like(q)
+        own_q[judged.row] = q[judged.row]
+        own: Any = slice(judged.row - judged.query, judged.row + 1)  # without a cache, the keys are the step's own rows
+        if attended.kwargs["block_tables"] is not None:
+            own = self.on_device(judged.one.table)
+        kept = [torch.full_like(rows, POISON) for rows in (k, v)]
+        for only, rows in zip(kept, (k, v), strict=True):
+            only[own] = rows[own]
+        return Call(attended.function, (own_q, *kept), attended.kwargs, wants, limits)
 
     def require_history(self, one: Running, last: int) -> None:
         """Each position up to `last` lies in the slot that the table says: prefix hits are hits, and nobody has taken a block away."""
@@ -419,3 +481,13 @@ class RequestReplay:
         if name >= GENERATED:
             return f"the KV of token {(name - GENERATED) % 2**20} that request {(name - GENERATED) // 2**20} generated"
         return f"the KV of token {name % self.tokens_per_hash} of the prompt block {name // self.tokens_per_hash}"
+
+
+def lengths_of_step(function: str, judged: Judged, work: list[tuple[Running, int]]) -> list[tuple[str, str]]:
+    """The row's place in the batch, and the lengths of the batch."""
+    context_lens = ("context_lens", short(str([one.computed + count for one, count in work])))
+    if function == "decode_attention":
+        return [("row", f"{judged.row} of {len(work)} in the step"), context_lens]
+    counts = [count for _, count in work]
+    place = f"{judged.row} of {sum(counts)} in the step = query {judged.query} of sequence {judged.sequence}"
+    return [("row", place), ("query_lens", short(str(counts))), context_lens]

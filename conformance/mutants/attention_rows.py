@@ -94,6 +94,18 @@ def prefill_sequences_after_the_32nd_missing(self, count):
     return range(count if self.decoding else min(count, 32))
 
 
+@mutant("DEC-5", replaces="rows_of_batch", of=SoundAttention, source="own (adversary)")
+def decode_rows_after_the_256th_missing(self, count):
+    """Only the first 256 rows of a decode step are computed."""
+    return range(min(count, 256) if self.decoding else count)
+
+
+@mutant("PRE-5", replaces="rows_of_batch", of=SoundAttention, source="own (adversary)")
+def prefill_sequences_after_the_64th_missing(self, count):
+    """Only the first 64 sequences of a prefill are computed."""
+    return range(count if self.decoding else min(count, 64))
+
+
 @mutant("DEC-8", replaces="new_output", of=SoundAttention, source="own")
 def empty_batch_has_no_grid(self, q):
     """A batch of nobody launches an empty grid, which is an error."""

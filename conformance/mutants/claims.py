@@ -55,4 +55,18 @@ def tiles_by_batch_size(self, start, end):
     return ATTENTION.tile_starts(start, end)[::-1] if many else ATTENTION.tile_starts(start, end)
 
 
+@mutant("CLAIM-7", replaces="rows_of_batch", of=SoundAttention, source="own (adversary)", alone=True)
+def tiles_by_sixteen_sequences(self, count):
+    """Tiles of another size are taken for a prefill of 16 sequences or more."""
+    self.tile = 16 if not self.decoding and count >= 16 else 32
+    return range(count)
+
+
+@mutant("CLAIM-7", replaces="tile_starts", of=SoundAttention, source="own (adversary)", alone=True)
+def tiles_by_sixty_four_rows(self, start, end):
+    """The order of a decode row's tiles is another one from 64 rows on."""
+    many = self.decoding and len(self.lengths) >= 64
+    return ATTENTION.tile_starts(start, end)[::-1] if many else ATTENTION.tile_starts(start, end)
+
+
 BUCKETS, ATTENTION = SoundBuckets(), SoundAttention()

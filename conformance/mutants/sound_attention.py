@@ -21,6 +21,7 @@ class SoundAttention:
     block_size: int
     lengths: list[int]  # of a decode step
     max_seqlen_k: int  # of a prefill
+    sequence: int  # of a prefill, the one being computed
 
     def decode_attention(
         self,
@@ -67,6 +68,7 @@ class SoundAttention:
             queries, n = self.queries_of(sums_q, i), self.keys_of(sums_k, i)
             if queries == 0:
                 continue
+            self.sequence = i
             if block_tables is None or self.ignores_tables():
                 keys, values = self.padded(k.flatten(0, -3), sums_k[i], n), self.padded(v.flatten(0, -3), sums_k[i], n)
             else:

@@ -1,0 +1,155 @@
+"""Mutants of attention: other paths that a kernel takes when a context, a head, a group or a chunk of queries is large."""
+
+from __future__ import annotations
+
+import torch
+
+from conformance.mutants.catalogue import mutant
+from conformance.mutants.sound_attention import SoundAttention
+
+SOUND = SoundAttention()
+LONG = 512  # positions from which a decode row is split, and after which a prefix is long
+QUERY_TILE = 64
+
+
+def first_head(rows):
+    return rows[:, :1].expand_as(rows)
+
+
+# --- splits of a decode row --------------------------------------------------------------------------------------------------------------
+
+
+@mutant("DEC-1", replaces="attend", of=SoundAttention, source="own (adversary)", alone=True)
+def splits_use_the_first_kv_head(self, q, keys, values, limits, scale):
+    """A decode row that is split uses kv head 0 for every head."""
+    if self.decoding and int(limits.max()) > LONG:
+        keys, values = first_head(keys), first_head(values)
+    return SOUND.attend(q, keys, values, limits, scale)
+
+
+@mutant("DEC-1", replaces="attend", of=SoundAttention, source="own (adversary)", alone=True)
+def splits_of_eight_lanes_miss_the_last(self, q, keys, values, limits, scale):
+    """A decode row that is split, in a group of eight: the group's last head is not written."""
+    out = SOUND.attend(q, keys, values, limits, scale)
+    if self.decoding and int(limits.max()) > LONG and q.shape[1] == 8 * keys.shape[1]:
+        out[:, 7::8] = 0.0
+    return out
+
+
+@mutant("DEC-1", replaces="attend", of=SoundAttention, source="own (adversary)", alone=True)
+def empty_last_split_is_a_position(self, q, keys, values, limits, scale):
+    """A context of whole splits has an empty last one, which counts as one more position."""
+    n, out = int(limits.max()), SOUND.attend(q, keys, values, limits, scale)
+    return out * (n / (n + 1)) if self.decoding and n > LONG and n % 256 == 0 else out
+
+
+@mutant("DEC-7", replaces="attend", of=SoundAttention, source="own (adversary)")
+def empty_last_split_has_maximum_zero(self, q, keys, values, limits, scale):
+    """A context of whole splits has an empty last one, of maximum 0 and denominator 1: it takes all the weight where scores are far below."""
+    n, out = int(limits.max()), SOUND.attend(q, keys, values, limits, scale)
+    if not (self.decoding and n > LONG and n % 256 == 0):
+        return out
+    of_heads = SOUND.key_heads(q.shape[1], q.shape[1] // keys.shape[1], q.device)
+    scores = SOUND.scores(q.float(), keys[:n, of_heads].float(), scale)
+    return out * torch.sigmoid(torch.logsumexp(scores, dim=2))[:, :, None]  # d / (d + exp(0))
+
+
+@mutant("DEC-1", replaces="attend", of=SoundAttention, source="own (adversary)")
+def splits_by_the_longest_row(self, q, keys, values, limits, scale):
+    """Splits are cut by the longest row: a row that fits in the first of them counts a position of an empty one."""
+    n, longest, out = int(limits.max()), max(self.lengths) if self.decoding else 0, SOUND.attend(q, keys, values, limits, scale)
+    return out * (n / (n + 1)) if longest > LONG and n <= longest // 8 else out
+
+
+@mutant("DEC-1", replaces="context_length", of=SoundAttention, source="own (adversary)")
+def third_row_is_split_as_the_first(self, lengths, i):
+    """Where a row is split, rows from the third on are read no further than the first."""
+    return min(lengths[i], lengths[0]) if i >= 2 and max(lengths) > LONG else lengths[i]
+
+
+@mutant("CLAIM-2", replaces="write_empty", of=SoundAttention, source="own (adversary)", alone=True)
+def empty_row_beside_a_split_one_is_nan(self, out, i):
+    """An empty row is 0 divided by 0 where another row is split."""
+    out[i] = float("nan") if max(self.lengths) > LONG else 0.0
+
+
+# --- heads and windows of a decode row ---------------------------------------------------------------------------------------------------
+
+
+@mutant("DEC-1", replaces="attend", of=SoundAttention, source="own (adversary)", alone=True)
+def eight_wide_heads_overflow(self, q, keys, values, limits, scale):
+    """A position's offset over eight heads of 128 elements overflows 16 bits: no more than 64 positions are read."""
+    wide = self.decoding and keys.shape[1] >= 8 and q.shape[2] >= 128
+    return SOUND.attend(q, keys, values, limits.clamp(max=64) if wide else limits, scale)
+
+
+@mutant("DEC-1", replaces="attend", of=SoundAttention, source="own (adversary)", alone=True)
+def widest_head_sees_256_positions(self, q, keys, values, limits, scale):
+    """At D = 256 a decode row sees its first 256 positions."""
+    wide = self.decoding and q.shape[2] == 256
+    return SOUND.attend(q, keys, values, limits.clamp(max=256) if wide else limits, scale)
+
+
+@mutant("DEC-1", replaces="attend", of=SoundAttention, source="own (adversary)", alone=True)
+def sliding_window_of_4096_left_on(self, q, keys, values, limits, scale):
+    """A decode row sees its last 4,096 positions."""
+    hidden = max(0, int(limits.max()) - 4096) if self.decoding else 0
+    return SOUND.attend(q, keys[hidden:], values[hidden:], limits - hidden, scale)
+
+
+# --- chunks of many queries --------------------------------------------------------------------------------------------------------------
+
+
+@mutant("PRE-1", replaces="attend", of=SoundAttention, source="own (adversary)", alone=True)
+def second_query_tile_uses_the_first_kv_head(self, q, keys, values, limits, scale):
+    """Queries of the second tile on use kv head 0 for every head."""
+    out = SOUND.attend(q, keys, values, limits, scale)
+    if not self.decoding and len(q) > QUERY_TILE:
+        out[QUERY_TILE:] = SOUND.attend(q[QUERY_TILE:], first_head(keys), first_head(values), limits[QUERY_TILE:], scale)
+    return out
+
+
+@mutant("PRE-1", replaces="causal_limits", of=SoundAttention, source="own (adversary)", alone=True)
+def second_query_tile_sees_itself_whole(self, queries, n, device):
+    """Without a cache, queries of the second tile on see all of their tile."""
+    limits = SOUND.causal_limits(queries, n, device)
+    if self.tables is None:
+        limits[QUERY_TILE:] = (limits[QUERY_TILE:] // QUERY_TILE * QUERY_TILE + QUERY_TILE).clamp(max=n)
+    return limits
+
+
+@mutant("PRE-1", replaces="attend", of=SoundAttention, source="own (adversary)", alone=True)
+def sliding_window_of_128_left_on(self, q, keys, values, limits, scale):
+    """Without a cache, a row sees its last 128 positions."""
+    out = SOUND.attend(q, keys, values, limits, scale)
+    if self.tables is None:
+        for row in (limits > 128).nonzero().flatten().tolist():
+            first = int(limits[row]) - 128
+            out[row] = SOUND.attend(q[row : row + 1], keys[first:], values[first:], limits[row : row + 1] - first, scale)[0]
+    return out
+
+
+@mutant("PRE-1", replaces="causal_limits", of=SoundAttention, source="own (adversary)", alone=True)
+def second_query_tile_rounds_a_long_prefix(self, queries, n, device):
+    """After a long prefix, queries past a tile see it without what it has more than whole key tiles."""
+    limits, prefix = SOUND.causal_limits(queries, n, device), n - queries
+    if prefix > LONG:
+        limits[QUERY_TILE:] -= prefix % 16
+    return limits
+
+
+@mutant("PRE-1", replaces="causal_limits", of=SoundAttention, source="own (adversary)")
+def fifth_query_tile_is_not_causal(self, queries, n, device):
+    """Queries past 256 do not see their own position."""
+    limits = SOUND.causal_limits(queries, n, device)
+    limits[4 * QUERY_TILE :] -= 1
+    return limits
+
+
+@mutant("PRE-1", replaces="causal_limits", of=SoundAttention, source="own (adversary)")
+def second_query_tile_of_a_later_sequence_is_off(self, queries, n, device):
+    """Queries of a second tile do not see their own position, but in the batch's first sequence."""
+    limits = SOUND.causal_limits(queries, n, device)
+    if self.sequence > 0:
+        limits[QUERY_TILE:] -= 1
+    return limits
