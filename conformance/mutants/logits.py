@@ -140,8 +140,8 @@ def parts_of_long_sums_in_the_dtype(self, picked, weight):
     """A sum of 2,048 products or more is split in parts of 512, which are rounded to the dtype of hidden."""
     if picked.shape[1] < 2048:
         return sound.product(picked, weight)
-    parts = zip(picked.split(512, dim=1), weight.split(512, dim=1), strict=True)
-    return sum(sound.product(*part).float() for part in parts).to(picked.dtype)
+    parts = [sound.product(*part) for part in zip(picked.split(512, dim=1), weight.split(512, dim=1), strict=True)]
+    return torch.stack(parts).float().sum(dim=0).to(picked.dtype)
 
 
 # --- shards -----------------------------------------------------------------------------------------------------------------------------
