@@ -43,7 +43,14 @@ def pearson(counts: np.ndarray, probabilities: np.ndarray, by_rank: bool = False
     pooled_expected, pooled = np.bincount(cell, expected), np.bincount(cell, counts)
     if len(pooled) < 2:
         return 1.0
+    if len(pooled) == 2:  # one count: no need for a distribution that it nearly has
+        return of_count(float(pooled[0]), float(total), pooled_expected[0] / total)
     return float(stats.chi2.sf(((pooled - pooled_expected) ** 2 / pooled_expected).sum(), len(pooled) - 1))
+
+
+def of_count(count: float, draws: float, probability: float) -> float:
+    """Two-sided p-value of a binomial count, exact: too large rather than too small."""
+    return float(min(1.0, 2 * min(stats.binom.cdf(count, draws, probability), stats.binom.sf(count - 1, draws, probability))))
 
 
 def cells(expected: np.ndarray, by_rank: bool = False) -> np.ndarray:
