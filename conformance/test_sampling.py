@@ -28,6 +28,10 @@ def laws(judge: Judge) -> list[Law]:
         Law("peaked", 1000, 0.7, count(2_400), dtype),
         Law("peaked", 1000, 0.7, count(2_400), dtype, by_rank=True),
         Law("two-level", 1000, 1.3, count(2_400), dtype),
+        # what no effort draws less of: a small T over a small vocabulary, one rare token, ids past 2^15
+        Law("steps", 4, 0.01, 2_000, dtype),
+        Law("rare", 2, 1.0, 40_000, dtype),
+        Law("flat", 65_536, 1.0, 52, dtype),
     ]
     if judge.is_cuda:
         bulk += [

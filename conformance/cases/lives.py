@@ -5,7 +5,7 @@ Prompts are zeros with a few changed tokens, so that prefixes are shared, and mi
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from hypothesis import strategies as st
@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from conformance.capabilities import Capabilities
 
 BLOCK_SIZES = (4, 1, 2, 3, 16)
+OTHER_TOKENS = (1, 2**16, 2**33)  # what stands beside token 0 in a pool; the latter two are 0 in 16 and in 32 bits
 MOST_BLOCKS = 12
 MOST_PHRASES = 16
 ALL = 100_000  # tokens of a chunk: all that are left
@@ -20,7 +21,7 @@ ALL = 100_000  # tokens of a chunk: all that are left
 
 @dataclass(frozen=True)
 class Admit:
-    """A prompt of `length` zeros, but for ones at the positions `changed`."""
+    """A prompt of `length` zeros, but for the pool's other token at the positions `changed`."""
 
     length: int
     changed: tuple[int, ...] = ()
@@ -38,7 +39,7 @@ class Prefill:
 class Decode:
     """Every sequence whose prompt is computed gets a token, and computes it."""
 
-    token: int = 0
+    token: int = 0  # 1: the pool's other token
 
 
 @dataclass(frozen=True)
@@ -75,6 +76,7 @@ class Pool:
     group_size: int = 1
     head_dim: int = 16
     order_seed: int = 0  # in which order blocks are handed out
+    other_token: int = 1  # besides 0
 
     def headline(self, implementation: str, device: str) -> str:
         dtype = str(self.dtype).removeprefix("torch.")
@@ -83,7 +85,8 @@ class Pool:
         )
 
     def literals(self) -> list[tuple[str, str]]:
-        return [("pool", f"{self.num_blocks} blocks of {self.block_size} tokens")]
+        other = f", tokens are 0 and {self.other_token}" if self.other_token != 1 else ""
+        return [("pool", f"{self.num_blocks} blocks of {self.block_size} tokens{other}")]
 
     def size(self) -> int:
         return self.num_blocks * self.block_size
@@ -110,7 +113,7 @@ class LifeCase:
 def pools(draw: st.DrawFn, capabilities: Capabilities) -> Pool:
     block_size = draw(st.sampled_from(capabilities.allowed("block_sizes", BLOCK_SIZES)), label="block_size")
     most = max(1, min(MOST_BLOCKS, (capabilities.max_context or 10**9) // block_size))
-    return Pool(
+    pool = Pool(
         dtype=draw(st.sampled_from(capabilities.dtypes), label="dtype"),
         block_size=block_size,
         num_blocks=draw(st.one_of(st.integers(min(2, most), min(5, most)), st.integers(1, most)), label="num_blocks"),
@@ -119,6 +122,7 @@ def pools(draw: st.DrawFn, capabilities: Capabilities) -> Pool:
         head_dim=draw(st.sampled_from(capabilities.allowed("head_dims", (16,))), label="head_dim"),
         order_seed=draw(st.integers(0, 99), label="order_seed"),
     )
+    return replace(pool, other_token=OTHER_TOKENS[pool.order_seed % len(OTHER_TOKENS)])
 
 
 def near_blocks(block_size: int, most_blocks: int) -> st.SearchStrategy[int]:
@@ -166,3 +170,17 @@ def lives(draw: st.DrawFn, capabilities: Capabilities) -> LifeCase:
     first = draw(admits(pool.block_size))
     rest = draw(st.lists(phrases(pool.block_size), min_size=1, max_size=MOST_PHRASES))
     return LifeCase(pool, (first, *(operation for phrase in rest for operation in phrase)))
+
+
+def fixed_lives(capabilities: Capabilities) -> list[LifeCase]:
+    """What every effort tries of a block manager: prompts whose tokens are alike in 16 and in 32 bits, and branches that grow apart."""
+    size = capabilities.allowed("block_sizes", (1, *BLOCK_SIZES))[0]
+    pool = Pool(
+        capabilities.dtypes[0], size, MOST_BLOCKS, group_size=capabilities.allowed("group_sizes", (1, 2))[0],
+        head_dim=capabilities.allowed("head_dims", (16,))[0],
+    )  # fmt: skip
+    whole = Prefill((ALL,))
+    alike = (Admit(2 * size + 1), whole, Admit(2 * size + 1, (0,)), whole)
+    # the parent's tokens are 0 0 0, its fork's 0 1 1: a prompt of 0 0 1 0 hits no third block
+    apart = (Admit(1), whole, Fork(), Decode(), Decode(), Admit(4, (2,)), whole)
+    return [*(LifeCase(replace(pool, other_token=token), alike) for token in OTHER_TOKENS[1:]), LifeCase(pool, apart)]

@@ -12,7 +12,7 @@ from conformance.capabilities import Capabilities
 from conformance.cases.attention import short
 from conformance.cases.laws import dtype_name
 
-HIDDEN_SIZES = (48, 24, 25, 47, 1, 1000, 129)
+HIDDEN_SIZES = (48, 24, 25, 47, 1, 1000, 129, 64, 128)
 VOCAB_SIZES = (17, 1, 513, 1025, 64)
 WEIGHT_LAYOUTS = ("plain", "fused", "transposed", "strided")  # as Buffers.put names them
 
@@ -27,6 +27,7 @@ class ValuesCase:
     layout: str = "plain"  # fused: hidden's rows are slices of wider rows
     weight_layout: str = "plain"
     seed: int = 0
+    cancel: bool = False  # the two halves of each sum are large, and all but cancel: parts that are rounded show
 
     @property
     def ends(self) -> list[int]:
@@ -43,6 +44,9 @@ class ValuesCase:
         generator = torch.Generator().manual_seed(self.seed)
         hidden = torch.randn(sum(self.lens), self.hidden_size, generator=generator)
         weight = torch.randn(self.vocab_size, self.hidden_size, generator=generator)
+        if self.cancel:
+            hidden, weight = hidden.abs(), weight.abs()
+            weight[:, self.hidden_size // 2 :] *= -1
         return hidden.to(self.dtype), weight.to(self.dtype)
 
     def headline(self, implementation: str, device: str) -> str:
@@ -53,7 +57,7 @@ class ValuesCase:
         sums = self.cu_seqlens_q
         return [
             ("cu_seqlens_q", "None (decode)" if sums is None else short(str(sums.tolist()))),
-            ("hidden, weight", f"{self.layout} and {self.weight_layout} rows"),
+            ("hidden, weight", f"{self.layout} and {self.weight_layout} rows{', whose sums nearly cancel' if self.cancel else ''}"),
         ]
 
     def size(self) -> int:
@@ -78,9 +82,17 @@ def values_cases(draw: st.DrawFn, capabilities: Capabilities) -> ValuesCase:
 
 
 def corners(capabilities: Capabilities) -> list[ValuesCase]:
-    """What every effort tries: a vocabulary of one token, and hidden sizes beside tiles of 16, in each dtype."""
-    return [
+    """What every effort tries: a vocabulary of one token, hidden sizes of whole tiles and beside tiles of 16, in each dtype; what is large."""
+    cases = [
         ValuesCase((2, 1), hidden_size, vocab_size, dtype=dtype, weight_layout=layout, seed=hidden_size)
         for dtype in capabilities.dtypes
-        for hidden_size, vocab_size, layout in ((1000, 65, "plain"), (48, 1, "plain"), (25, 513, "fused"), (47, 1025, "transposed"))
-    ]
+        for hidden_size, vocab_size, layout in (
+            (1000, 65, "plain"), (128, 65, "plain"), (48, 1, "plain"), (25, 513, "fused"), (47, 1025, "transposed")
+        )
+    ]  # fmt: skip
+    last = capabilities.dtypes[-1]
+    cases.append(ValuesCase((1, 1), 16, 40_000, decode=True, dtype=last))  # ids past 2^15
+    cases.append(ValuesCase((1,) * 257, 16, 17, decode=True, dtype=last))  # rows past 2^8
+    if torch.bfloat16 in capabilities.dtypes:  # E from which a kernel may split the sum
+        cases.append(ValuesCase((1,), 2048, 64, decode=True, dtype=torch.bfloat16, cancel=True))
+    return cases

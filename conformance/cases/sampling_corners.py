@@ -78,6 +78,7 @@ CORNERS = (
     CornerRows("first ids", 257, 64),
     CornerRows("last ids", 65_539, 2),  # a tile of 2^16 and the three ids after it
     CornerRows("first ids", 65_539, 2),
+    CornerRows("last ids", 151_936, 2),  # the vocabulary of Qwen 3
     CornerRows("half", 17, 1),
     CornerRows("half", 17, 0),
 )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from hypothesis import strategies as st
 
@@ -118,3 +118,42 @@ def warm_ups(draw: st.DrawFn, block_sizes: list[int]) -> SequencesCase:
     block_size = draw(st.sampled_from(block_sizes), label="block_size")
     known = draw(st.lists(lengths(block_size, 4 * block_size + 1), min_size=1, max_size=4), label="lengths")
     return SequencesCase(block_size, tuple(known), (0,) * len(known), tuple(known), ((),) * len(known))
+
+
+# --- what every effort tries ------------------------------------------------------------------------------------------------------------
+
+
+def many_sequences(block_sizes: list[int], count: int, *, decode: bool = False) -> SequencesCase:
+    """So many sequences of 5 tokens: past the 32 and the 64 that a batch may be cut in. The k-th of a prefill has k % 3 cached tokens."""
+    size = 4 if 4 in block_sizes else block_sizes[0]
+    cached = tuple(4 if decode else k % 3 for k in range(count))
+    tables = shuffled_tables([blocks_for(5, size)] * count, count * blocks_for(5, size) + 1, seed=0)
+    return SequencesCase(size, (5,) * count, cached, tuple(5 - n for n in cached), tuple(map(tuple, tables)))
+
+
+def wide_table(block_sizes: list[int]) -> SequencesCase:
+    """A sequence that is about to compute its last token, with a table of more than 128 columns, beside one of a single block."""
+    size = min(block_sizes)
+    lengths = (129 * size + 1, 1)
+    tables = shuffled_tables([blocks_for(n, size) for n in lengths], 140, seed=0)
+    return SequencesCase(size, lengths, tuple(n - 1 for n in lengths), (1, 1), tuple(map(tuple, tables)))
+
+
+def with_empties(case: SequencesCase, *, around: bool = False) -> SequencesCase:
+    """Every second sequence or so is followed by one that schedules nothing, whose table must not be read: an entry of cu_seqlens_q repeats.
+
+    around: one more comes first, and two come last.
+    """
+    whole = [k for k, table in enumerate(case.tables) for _ in range(1 + sum(table) % 2)]  # which sequence each is, or is a copy of
+    last = len(case.tables) - 1
+    order = [0, *whole, last, last] if around else whole
+    copies = [k == before for k, before in zip(order, [-1, *order], strict=False)]
+    if around:  # the leading one is the empty one of its pair
+        copies[0], copies[1] = True, False
+    return replace(
+        case,
+        lengths=tuple(case.lengths[k] for k in order),
+        cached=tuple(case.cached[k] for k in order),
+        scheduled=tuple(0 if copy else case.scheduled[k] for k, copy in zip(order, copies, strict=True)),
+        tables=tuple(tuple(block + copy for block in case.tables[k]) for k, copy in zip(order, copies, strict=True)),
+    )

@@ -131,4 +131,14 @@ def stores(
     )
 
 
+def fixed_stores(capabilities: Capabilities, *sizes: tuple[int, int, int], skip: str = "none") -> list[StoreCase]:
+    """What every effort tries: (kv heads, head dimension, rows) past where a grid or a row is often cut."""
+    block_size = capabilities.allowed("block_sizes", (16, *BLOCK_SIZES))[0]
+    dims = [capabilities.allowed("head_dims", (head_dim,))[0] for _, head_dim, _ in sizes]
+    return [
+        StoreCase(capabilities.dtypes[0], block_size, -(-heads * head_dim // dim), dim, rows, -(-(rows + 2) // block_size) + 1, skip)
+        for (heads, head_dim, rows), dim in zip(sizes, dims, strict=True)
+    ]
+
+
 STRIDED_LAYOUTS = tuple((cache, row) for cache in CACHE_LAYOUTS for row in ROW_LAYOUTS if (cache, row) != ("plain", "plain"))

@@ -244,12 +244,8 @@ class BatchChecks:
         )  # fmt: skip
 
     def computed_slots(self, case: SequencesCase) -> None:
-        """compute_slot_mapping, from tensors with spare columns; every second sequence or so is followed by one that schedules nothing."""
-        states = []
-        for state in case.states():
-            states.append(state)
-            if sum(state.block_table) % 2:  # a repeated entry of cu_seqlens_q: its table must not be read
-                states.append(state._replace(num_scheduled_tokens=0, block_table=[block + 1 for block in state.block_table]))
+        """compute_slot_mapping, from tensors with spare columns."""
+        states = case.states()
         rows = rows_of(states)
         width = max(len(state.block_table) for state in states) + case.block_size % 3
         tables = torch.full((len(states), width), -1, dtype=torch.int32)

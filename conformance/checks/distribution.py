@@ -43,7 +43,14 @@ def pearson(counts: np.ndarray, probabilities: np.ndarray, by_rank: bool = False
     pooled_expected, pooled = np.bincount(cell, expected), np.bincount(cell, counts)
     if len(pooled) < 2:
         return 1.0
+    if len(pooled) == 2:  # one count: no need for a distribution that it nearly has
+        return of_count(float(pooled[0]), float(total), pooled_expected[0] / total)
     return float(stats.chi2.sf(((pooled - pooled_expected) ** 2 / pooled_expected).sum(), len(pooled) - 1))
+
+
+def of_count(count: float, draws: float, probability: float) -> float:
+    """Two-sided p-value of a binomial count, exact: too large rather than too small."""
+    return float(min(1.0, 2 * min(stats.binom.cdf(count, draws, probability), stats.binom.sf(count - 1, draws, probability))))
 
 
 def cells(expected: np.ndarray, by_rank: bool = False) -> np.ndarray:
@@ -114,15 +121,16 @@ def looks_like(counts: np.ndarray, logits: np.ndarray, temperature: float) -> st
     counts = counts.astype(np.float64)
     total = counts.sum()
     probabilities = softmax((logits - logits.max()) / temperature)
-    if counts[logits == logits.max()].sum() == total:
+    flat = logits.max() == logits.min()  # every draw is both
+    if not flat and counts[logits == logits.max()].sum() == total:
         return f"greedy: every draw is the largest logit, token {int(logits.argmax())}"
-    if counts[logits == logits.min()].sum() == total:
+    if not flat and counts[logits == logits.min()].sum() == total:
         return f"every draw is the smallest logit, token {int(logits.argmin())}"
     for shift in (1, -1):
         if pearson(np.roll(counts, -shift), probabilities) > LOOKS_LIKE and pearson(counts, probabilities) < LOOKS_LIKE:
             return f"ids are shifted by {shift:+d}: token v is drawn as often as token v{-shift:+d} should be"
     uniform = np.full(len(counts), 1 / len(counts))
-    if logits.max() > logits.min() and pearson(counts, uniform) > LOOKS_LIKE:
+    if not flat and pearson(counts, uniform) > LOOKS_LIKE:
         return "uniform: the logits are ignored"
     ever = np.flatnonzero(counts)
     if len(ever) <= 4 and probabilities[ever].sum() < 0.9:

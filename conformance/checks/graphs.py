@@ -142,7 +142,7 @@ def check_graph(judge: Judge, case: GraphCase) -> None:
         bucket.run()
         if not torch.equal(bits(bucket.out[: len(lens)].contiguous()), bits(first)):
             found = ("found", "a second replay of the same step gives other bits")
-            raise Broken(("replay", what), found, likely="a result depends on an earlier replay")
+            raise Broken(("step", what), found, likely="a result depends on an earlier replay")
 
 
 def require_image(bucket: Bucket, expected: torch.Tensor, what: str, lens: tuple[int, ...]) -> None:
@@ -154,7 +154,7 @@ def require_image(bucket: Bucket, expected: torch.Tensor, what: str, lens: tuple
     mapped = bucket.slot_mapping.tolist()
     told = f"row {mapped.index(slot)} must be here" if slot in mapped else "no row is mapped here"
     raise Broken(
-        ("replay", what),
+        ("step", what),
         ("v_cache" if side else "k_cache", f"slot {slot} (physical block {block}, offset {offset}), kv head {head}, dimension {dim}: {told}"),
         likely="a row of padding is written" if slot not in mapped and len(lens) < bucket.case.bucket else "slots of the capture are written",
     )
@@ -176,7 +176,7 @@ def require_row(bucket: Bucket, out: torch.Tensor, step: int, row: int, n: int, 
         head, dim = (int(x) for x in wrong.nonzero()[0])
         values = (float(t[head, dim]) for t in (out[row], want, limit))
         raise Broken(
-            ("replay", what),
+            ("step", what),
             (f"out[{row}, {head}, {dim}]", "got {:.6g}, want {:.6g} ± {:.2g}".format(*values)),
             ("captured", f"with context_lens {list(case.captured)}"),
             likely="something of the capture was kept: lengths, splits, tiles or a table's width",

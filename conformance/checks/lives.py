@@ -108,10 +108,11 @@ class Life:
             return
         sequence = Sequence(self.number, [], [])
         for position in range(length):
-            sequence.append(int(position in changed))
+            sequence.append(self.pool.other_token if position in changed else 0)
         self.number += 1
-        ones = [position for position in changed if position < length]
-        self.enter(sequence, f"admit sequence {sequence.number}: {length} tokens" + (f", all 0 but for {ones}" if ones else ", all 0"))
+        others = [position for position in changed if position < length]
+        told = f", but for {self.pool.other_token} at {others}" if others else ""
+        self.enter(sequence, f"admit sequence {sequence.number}: {length} tokens, all 0{told}")
 
     def resume(self, which: int) -> None:
         waiting = [sequence for sequence in self.sequences.values() if sequence.waiting]
@@ -194,7 +195,7 @@ class Life:
 
     def append(self, sequence: Sequence, token: int) -> None:
         """A fork goes on with tokens of its own."""
-        token = token if sequence.number % 2 == 0 else 1 - token
+        token = self.pool.other_token if token != sequence.number % 2 else 0
         self.guarded(lambda: self.managed.append(sequence.number, token))
         sequence.append(token)
 

@@ -42,7 +42,9 @@ class CornerChecks(SamplingChecks):
         if clause and clause != self.judge.clause.id:
             self.judge.note_beside(clause, f"{facts[0][1]} was drawn with given noise, {facts[1][1]} must win")
             return
-        raise Broken(*facts, likely=likely_of_race(logits[row], noise[row], token, winner))
+        asked = torch.ones(len(tokens), dtype=torch.bool) if rows is None else rows
+        off_by_one = all(abs(int(tokens[r]) - best(logits[r], float(temperatures[r]), noise[r])[0]) == 1 for r in wrong)
+        raise Broken(*facts, likely=likely_of_race(logits[asked], noise[asked], tokens[asked], ~good[asked], off_by_one))
 
     def corner(self, case: CornerRows) -> None:
         """Only allowed tokens are drawn, with fresh noise and with given noise that tempts to the forbidden ones."""
@@ -93,13 +95,17 @@ class CornerChecks(SamplingChecks):
         self.draw(case.logits, case.temperature, layout=case.layout)
 
 
-def likely_of_race(logits: torch.Tensor, noise: torch.Tensor, token: int, winner: int) -> str:
-    if logits[token] == -math.inf:
+def likely_of_race(logits: torch.Tensor, noise: torch.Tensor, tokens: torch.Tensor, wrong: torch.Tensor, off_by_one: bool) -> str:
+    """logits, noise: (B, V); tokens: (B,), drawn; wrong: (B,) bool. A cause must fit every wrong row, not only the first."""
+    drawn = logits.gather(1, tokens[:, None])[:, 0]
+    if bool((drawn[wrong] == -math.inf).any()):
         return "0 / 0 wins: p = 0 with noise 0"
-    if noise[winner] == 0.0 and noise[token] != 0.0:
-        return "noise 0 is raised to a floor, or gives NaN"
-    if token == int(logits.argmax()):
+    greedy = drawn == logits.amax(dim=1)
+    if bool(greedy.all()) and int(wrong.sum()) * 2 > len(tokens):
         return "the noise is not used"
-    if token in (winner - 1, winner + 1):
-        return "ids are off by one, or this is chance"
+    if off_by_one:
+        return "ids are off by one"
+    at_once = ((noise == 0.0) & (logits > -math.inf)).any(dim=1)  # noise 0 wins its row
+    if bool(at_once[wrong].all()):
+        return "noise 0 is raised to a floor, or gives NaN"
     return ""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 from scipy import stats
 
 from conformance.cases.laws import Tail
@@ -10,6 +12,8 @@ from conformance.findings import Broken
 
 KEPT = 0.99  # of a tail's mass, down to where an implementation states that it keeps it
 SURE = 0.95  # of the interval that is told
+ALONE = 512  # draws of the tail's tokens alone, which tell a cut tail from noise with a floor
+FEW = 0.75  # of the ids that so many draws should give; a sound sampler's number is within a few in a hundred
 
 
 class TailChecks(SamplingChecks):
@@ -36,10 +40,19 @@ class TailChecks(SamplingChecks):
             raise Broken(
                 ("tail", f"keeps {told} of its mass, it must keep {100 * KEPT:g} %, or CAPABILITIES state tail_nats under {tail.nats:g}"),
                 ("drawn", f"{drawn} times of {draws} draws, {expected:.1f} were expected (p = {p:.1e} on fresh draws, after a rejection)"),
-                likely="the noise has a floor: a float32 uniform has 24 random bits, and no Exp(1) draw of it is under 2^-24"
-                if drawn < expected
-                else "the top token arrives too late",
+                likely=self.likely_of_too_few(tail) if drawn < expected else "the top token arrives too late",
             )
+
+    def likely_of_too_few(self, tail: Tail) -> str:
+        """Drawn without the top, where each draw is of the tail: a floor of the noise leaves all of its ids there, a cut does not."""
+        row = tail.logits.to(self.judge.device).clone()
+        row[tail.top] = -math.inf
+        draws = max(1, min(ALONE, tail.largest_call // tail.vocab_size))
+        ids = len(self.draw(row.expand(draws, -1), 1.0).unique())
+        others = tail.tail_tokens - 1 if tail.top < tail.tail_tokens else tail.tail_tokens
+        if ids < FEW * others * -math.expm1(draws * math.log1p(-1 / others)):
+            return f"only {ids} of the tail's ids are drawn, {draws} times, where there is no top: a top-k, or a buffer of candidates"
+        return "the noise has a floor: a float32 uniform has 24 random bits, and no Exp(1) draw of it is under 2^-24"
 
 
 def of_tail(drawn: int, draws: int, probability: float) -> float:

@@ -241,4 +241,38 @@ def token_zero_is_padding(self, s, start, end):
     return [token or 1 for token in s.token_ids[start:end]]
 
 
+@mutant("BATCH-6", replaces="prepare_decode", of=SoundBatches, source="own", alone=True)
+def positions_of_a_large_decode_step(self, sequences, block_size, *, device="cpu"):
+    """A step of 64 sequences or more takes a path of its own, whose position is len."""
+    batch = SOUND.prepare_decode(sequences, block_size, device=device)
+    return batch._replace(positions=batch.positions + 1) if len(sequences) >= 64 else batch
+
+
+@mutant("BATCH-6", replaces="decode_tables", of=SoundBatches, source="own", alone=True)
+def decode_tables_of_128_columns(self, sequences, device):
+    """A decode step's tables end at 128 columns."""
+    return SOUND.tables(sequences, device)[:, :128].contiguous()
+
+
+@mutant("BATCH-5", replaces="tables", of=SoundBatches, source="own", alone=True)
+def prefill_tables_of_128_columns(self, sequences, device):
+    """A prefill's tables end at 128 columns."""
+    return SOUND.tables(sequences, device)[:, :128].contiguous()
+
+
+@mutant("BATCH-3", replaces="prefix_sums", of=SoundBatches, source="own", alone=True)
+def prefix_sums_forget_a_carry(self, lengths):
+    """Sums are taken in parts of 33 sequences, and the last of a part is not carried into the next one."""
+    return [total if i <= 32 else total - lengths[32] for i, total in enumerate(SOUND.prefix_sums(lengths))]
+
+
+@mutant("SLOT-1", replaces="sequence_of_row", of=SoundBatches, source="own", alone=True)
+def empties_at_the_end_take_a_row(self, rows, cu_seqlens_q):
+    """Where the batch ends with two sequences that schedule nothing, the last row is taken for the last sequence's."""
+    sequence = SOUND.sequence_of_row(rows, cu_seqlens_q)
+    if len(rows) and len(cu_seqlens_q) > 2 and cu_seqlens_q[-1] == cu_seqlens_q[-3]:
+        sequence[-1] = len(cu_seqlens_q) - 2
+    return sequence
+
+
 SOUND = SoundBatches()

@@ -7,7 +7,7 @@ import torch
 from conformance.mutants.catalogue import mutant
 from conformance.mutants.sound_attention import SoundAttention
 from conformance.mutants.sound_batches import SoundBatches
-from conformance.mutants.sound_blocks import SoundBlocks
+from conformance.mutants.sound_blocks import SoundBlocks, SoundManager
 from conformance.mutants.sound_store import SoundStore
 
 # --- the block manager ------------------------------------------------------------------------------------------------------------------
@@ -34,6 +34,30 @@ def hash_without_parent(self, tokens, column, block_size):
 def hash_of_sorted_tokens(self, tokens, column, block_size):
     """The hash is a sum: the order of a block's tokens does not count."""
     return (*tokens[: column * block_size], *sorted(tokens[column * block_size : (column + 1) * block_size]))
+
+
+@mutant("LIFE-5", replaces="key", of=SoundBlocks, source="own", alone=True)
+def hash_of_tokens_in_16_bits(self, tokens, column, block_size):
+    """Tokens are kept in 16 bits."""
+    return tuple(token % 2**16 for token in tokens[: (column + 1) * block_size])
+
+
+@mutant("LIFE-5", replaces="key", of=SoundBlocks, source="own", alone=True)
+def hash_of_tokens_in_32_bits(self, tokens, column, block_size):
+    """Tokens are kept in 32 bits."""
+    return tuple(token % 2**32 for token in tokens[: (column + 1) * block_size])
+
+
+class TokensOfTheParent(SoundManager):
+    def fork(self, sequence, child):
+        super().fork(sequence, child)
+        self.tokens[child] = self.tokens[sequence]
+
+
+@mutant("LIFE-5", replaces="BlockManager", of=SoundBlocks, source="own", alone=True)
+def fork_shares_the_list_of_tokens(self, num_blocks, block_size):
+    """A fork keeps its parent's list of tokens, not a copy: what is appended to one is appended to both."""
+    return TokensOfTheParent(self, num_blocks, block_size)
 
 
 @mutant("LIFE-5", replaces="columns_looked_up", of=SoundBlocks, source="nano-vllm #144", alone=True)

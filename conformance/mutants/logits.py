@@ -114,6 +114,36 @@ def weight_rows_packed(self, picked, weight):
     return sound.product(picked, weight.as_strided(weight.shape, (weight.shape[1], 1)) if apart else weight)
 
 
+@mutant("LOGIT-6", replaces="product", of=SoundLogits, source="own", alone=True)
+def last_tile_of_an_even_hidden_size(self, picked, weight):
+    """The path of a hidden size that is a multiple of 64 leaves out its last tile."""
+    even = picked.shape[1] % 64 == 0 and picked.shape[1] > 64
+    return sound.product(picked[:, :-64], weight[:, :-64]) if even else sound.product(picked, weight)
+
+
+@mutant("LOGIT-6", replaces="product", of=SoundLogits, source="own", alone=True)
+def token_ids_in_fifteen_bits(self, picked, weight):
+    """Ids past 2^15 wrap: they get the logits of the first ones."""
+    return sound.product(picked, weight[torch.arange(len(weight)) % 2**15] if len(weight) > 2**15 else weight)
+
+
+@mutant("LOGIT-6", replaces="product", of=SoundLogits, source="own", alone=True)
+def rows_past_256(self, picked, weight):
+    """The grid ends at 256 rows."""
+    logits = sound.product(picked, weight)
+    logits[256:] = 0
+    return logits
+
+
+@mutant("LOGIT-6", replaces="product", of=SoundLogits, source="own", alone=True)
+def parts_of_long_sums_in_the_dtype(self, picked, weight):
+    """A sum of 2,048 products or more is split in parts of 512, which are rounded to the dtype of hidden."""
+    if picked.shape[1] < 2048:
+        return sound.product(picked, weight)
+    parts = [sound.product(*part) for part in zip(picked.split(512, dim=1), weight.split(512, dim=1), strict=True)]
+    return torch.stack(parts).float().sum(dim=0).to(picked.dtype)
+
+
 # --- shards -----------------------------------------------------------------------------------------------------------------------------
 
 

@@ -46,6 +46,28 @@ def only_the_512_likeliest_tokens(self, logits, temperatures):
     return torch.where(scaled < least, -math.inf, scaled)
 
 
+@mutant("SAMPLE-1", replaces="sample", of=SoundSampling, source="own", alone=True)
+def top_p_left_on(self, logits, temperatures):
+    """A top-p of 0.999 is left on, in a sampler that takes no noise."""
+    p, ids = sound.probabilities(sound.scaled(logits, temperatures), logits.dtype).sort(dim=1, descending=True)
+    kept = torch.zeros_like(p).scatter(1, ids, p.masked_fill(p.cumsum(dim=1) - p > 0.999, 0.0))
+    return sound.pick(sound.race(kept, sound.noise_for(kept.shape, kept.device, None)))
+
+
+@mutant("SAMPLE-1", replaces="sample", of=SoundSampling, source="own", alone=True)
+def ids_past_fifteen_bits_share_noise(self, logits, temperatures):
+    """The counter of the noise keeps 15 bits of an id, in a sampler that takes no noise."""
+    p = sound.probabilities(sound.scaled(logits, temperatures), logits.dtype)
+    noise = sound.noise_for(p.shape, p.device, None)
+    return sound.pick(sound.race(p, noise[:, torch.arange(p.shape[1], device=p.device) % 2**15]))
+
+
+@mutant("SAMPLE-1", replaces="sample", of=SoundSampling, source="own", alone=True)
+def temperature_raised_to_two_hundredths(self, logits, temperatures):
+    """T is at least 0.02, in a sampler that takes no noise."""
+    return sound.sample(logits, temperatures.clamp_min(0.02))
+
+
 @mutant("SAMPLE-2", replaces="scaled", of=SoundSampling, source="own", alone=True)
 def temperature_of_the_next_row(self, logits, temperatures):
     """Each row is divided by the temperature of the next one."""
@@ -254,6 +276,14 @@ def uniform_of_24_bits(self, shape, device, seed):
 def noise_of_bits(bits, shape, device, seed):
     uniform = torch.randint(1, 2**bits + 1, shape, device=device, generator=sound.generator(device, seed))
     return -torch.log1p(-(uniform.double() - 0.5) / 2**bits)
+
+
+@mutant("SAMPLE-7", replaces="sample", of=SoundSampling, source="own", alone=True)
+def ids_past_seventeen_bits(self, logits, temperatures):
+    """The tiles of a row end at 2^17 ids, in a sampler that takes no noise."""
+    p = sound.probabilities(sound.scaled(logits, temperatures), logits.dtype)
+    p[:, 2**17 :] = 0
+    return sound.pick(sound.race(p, sound.noise_for(p.shape, p.device, None)))
 
 
 @mutant("SAMPLE-8", replaces="noise_for", of=SoundSampling, source="own", alone=True)

@@ -190,3 +190,23 @@ def mapping_read_without_its_stride(self, slot_mapping):
     """slot_mapping is read as if it were contiguous: a view of every second element gives the wrong slots."""
     slots = slot_mapping.as_strided(slot_mapping.shape, (1,), slot_mapping.storage_offset())
     return slots.where(slots < 2**16, slots.new_tensor(-1))
+
+
+@mutant("KV-3", replaces="skips", of=SoundStore, source="own", alone=True)
+def whole_tiles_have_no_guard(self, slot, cache):
+    """A number of rows that fills its tiles of 128 takes a path without the guard of -1."""
+    return slot < 0 and len(self.mapping) % 128 != 0
+
+
+@mutant("KV-1", replaces="write", of=SoundStore, source="own", alone=True)
+def row_tail_past_four_thousand(self, cache, block, offset, row):
+    """Only the first 4,096 elements of a row are copied."""
+    held = cache[block, offset].reshape(-1).clone()
+    held[:4096] = row.reshape(-1)[:4096]
+    cache[block, offset] = held.view(row.shape)
+
+
+@mutant("KV-1", replaces="rows_written", of=SoundStore, source="own", alone=True)
+def rows_past_two_thousand(self, count):
+    """The grid ends at 2,048 rows."""
+    return range(min(count, 2048))
