@@ -7,7 +7,7 @@ import math
 import torch
 
 from conformance.mutants.catalogue import mutant
-from conformance.mutants.sound_sampling import SoundSampling
+from conformance.mutants.sound_sampling import SoundPlainSampling, SoundSampling
 
 sound = SoundSampling()
 
@@ -46,7 +46,7 @@ def only_the_512_likeliest_tokens(self, logits, temperatures):
     return torch.where(scaled < least, -math.inf, scaled)
 
 
-@mutant("SAMPLE-1", replaces="sample", of=SoundSampling, source="own", alone=True)
+@mutant("SAMPLE-1", replaces="sample", of=SoundPlainSampling, source="own", alone=True)
 def top_p_left_on(self, logits, temperatures):
     """A top-p of 0.999 is left on, in a sampler that takes no noise."""
     p, ids = sound.probabilities(sound.scaled(logits, temperatures), logits.dtype).sort(dim=1, descending=True)
@@ -54,7 +54,7 @@ def top_p_left_on(self, logits, temperatures):
     return sound.pick(sound.race(kept, sound.noise_for(kept.shape, kept.device, None)))
 
 
-@mutant("SAMPLE-1", replaces="sample", of=SoundSampling, source="own", alone=True)
+@mutant("SAMPLE-1", replaces="sample", of=SoundPlainSampling, source="own", alone=True)
 def ids_past_fifteen_bits_share_noise(self, logits, temperatures):
     """The counter of the noise keeps 15 bits of an id, in a sampler that takes no noise."""
     p = sound.probabilities(sound.scaled(logits, temperatures), logits.dtype)
@@ -62,7 +62,7 @@ def ids_past_fifteen_bits_share_noise(self, logits, temperatures):
     return sound.pick(sound.race(p, noise[:, torch.arange(p.shape[1], device=p.device) % 2**15]))
 
 
-@mutant("SAMPLE-1", replaces="sample", of=SoundSampling, source="own", alone=True)
+@mutant("SAMPLE-1", replaces="sample", of=SoundPlainSampling, source="own", alone=True)
 def temperature_raised_to_two_hundredths(self, logits, temperatures):
     """T is at least 0.02, in a sampler that takes no noise."""
     return sound.sample(logits, temperatures.clamp_min(0.02))
@@ -278,7 +278,7 @@ def noise_of_bits(bits, shape, device, seed):
     return -torch.log1p(-(uniform.double() - 0.5) / 2**bits)
 
 
-@mutant("SAMPLE-7", replaces="sample", of=SoundSampling, source="own", alone=True)
+@mutant("SAMPLE-7", replaces="sample", of=SoundPlainSampling, source="own", alone=True)
 def ids_past_seventeen_bits(self, logits, temperatures):
     """The tiles of a row end at 2^17 ids, in a sampler that takes no noise."""
     p = sound.probabilities(sound.scaled(logits, temperatures), logits.dtype)

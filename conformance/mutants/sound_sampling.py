@@ -40,3 +40,10 @@ class SoundSampling:
 
     def pick(self, arrivals: torch.Tensor) -> torch.Tensor:
         return arrivals.argmax(dim=1)
+
+
+class SoundPlainSampling(SoundSampling):
+    """The same, which takes neither noise nor a seed: only its draws tell what it does."""
+
+    def sample(self, logits: torch.Tensor, temperatures: torch.Tensor) -> torch.Tensor:  # type: ignore[override]
+        return super().sample(logits, temperatures)
