@@ -45,7 +45,8 @@ def empty_batches(capabilities: Capabilities, decode: bool) -> list[AttentionCas
 def widest_groups(capabilities: Capabilities, decode: bool) -> list[AttentionCase]:
     stated = capabilities.group_sizes
     case = fixed_case(capabilities, decode, (1, 1) if decode else (3, 1), (5, 18))
-    return [replace(case, group_size=group) for group in WIDEST_GROUPS if stated is None or group in stated]
+    two_heads = [replace(case, num_kv_heads=2, group_size=group) for group in (12, 16) if stated is None or group in stated]
+    return two_heads + [replace(case, group_size=group) for group in WIDEST_GROUPS if stated is None or group in stated]
 
 
 def unusual_scales(capabilities: Capabilities, decode: bool) -> list[AttentionCase]:
