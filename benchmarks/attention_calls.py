@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -30,7 +31,7 @@ class Inputs(NamedTuple):
         copies = sets_needed(self.case.bytes_moved) - 1
         q, k, v = self.qkv
         sets = [self.qkv, *((q.clone(), k.clone(), v.clone()) for _ in range(copies))]
-        return [lambda each=each: self.call(functions, each) for each in sets]  # type: ignore[misc]
+        return [functools.partial(self.call, functions, each) for each in sets]
 
     def of_sequence(self, sequence: int) -> tuple[torch.Tensor, torch.Tensor]:
         """Keys and values (k_len, Hk, D) of one sequence."""

@@ -7,6 +7,7 @@ that begin together; on GPUs over NCCL, timed by CUDA events, else over gloo by 
 from __future__ import annotations
 
 import argparse
+import functools
 import os
 import statistics
 import sys
@@ -130,7 +131,7 @@ def main() -> int:
         generator = torch.Generator(device).manual_seed(rank)
         shard = (3 * torch.randn((options.batch, options.vocabulary // size), device=device, generator=generator)).to(dtype)
         temperatures = torch.linspace(0.6, 1.2, options.batch, device=device)
-        unit_us = 1.0 if on_gpu else median_us(lambda shard=shard, t=temperatures: sharded(shard, t), on_gpu)  # type: ignore[misc]
+        unit_us = 1.0 if on_gpu else median_us(functools.partial(sharded, shard, temperatures), on_gpu)
         for function in (sharded, gathered):
             p = judged(function, device)
             failed |= p < FALSE_ALARM
@@ -138,7 +139,7 @@ def main() -> int:
                 function(shard, temperatures)
             sent = torch.tensor([counted.sent], device=device)
             dist.all_reduce(sent, dist.ReduceOp.MAX)
-            us = median_us(lambda function=function: function(shard, temperatures), on_gpu)  # type: ignore[misc]
+            us = median_us(functools.partial(function, shard, temperatures), on_gpu)
             lines.append(f"| {str(dtype).removeprefix('torch.')} | {function.__name__} | {us / unit_us:.4g} | {int(sent)} | {p:.2g} |")
     if rank == 0:
         print("\n".join(lines))

@@ -111,7 +111,7 @@ def test_every_clause_has_a_mutant_that_breaks_it_alone():
 
 
 def test_there_are_mutants_enough():
-    """Issue: 70 or more, at least 15 of them modelled on nobody's report."""
+    """70 or more, at least 15 of them modelled on nobody's report."""
     assert len(MUTANTS) >= 70
     assert sum(mutant.source == "own" for mutant in MUTANTS.values()) >= 15
 

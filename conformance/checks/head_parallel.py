@@ -25,11 +25,11 @@ NUM_SPLITS = 4
 
 def head_cases(num_ranks: int, dtype: torch.dtype) -> list[AttentionCase]:
     """Two kv heads a rank: lengths around the end of a block, one far past a tile, and a prefill that follows a cached prefix."""
-    shape = dict(dtype=dtype, block_size=16, num_kv_heads=2 * num_ranks, group_size=3, head_dim=64, scale=0.125, table_seed=1)
+    shape: dict[str, Any] = dict(dtype=dtype, block_size=16, num_kv_heads=2 * num_ranks, group_size=3, head_dim=64, scale=0.125, table_seed=1)
     return [
-        AttentionCase(decode=True, query_lens=(1,) * 5, context_lens=(1, 16, 17, 300, 40), data_seed=1, **shape),  # type: ignore[arg-type]
-        AttentionCase(decode=True, query_lens=(1,), context_lens=(700,), data_seed=2, **shape),  # type: ignore[arg-type]
-        AttentionCase(decode=False, query_lens=(19, 1, 33), context_lens=(19, 40, 70), data_seed=3, **shape),  # type: ignore[arg-type]
+        AttentionCase(decode=True, query_lens=(1,) * 5, context_lens=(1, 16, 17, 300, 40), data_seed=1, **shape),
+        AttentionCase(decode=True, query_lens=(1,), context_lens=(700,), data_seed=2, **shape),
+        AttentionCase(decode=False, query_lens=(19, 1, 33), context_lens=(19, 40, 70), data_seed=3, **shape),
     ]
 
 
