@@ -21,7 +21,7 @@ from conformance.implementation import Implementation
 EFFORTS = {"quick": 0.3, "default": 1.0, "thorough": 8.0}
 # processor seconds after which a test draws no more cases, once it has had a quarter of them: what keeps slow kernels, an interpreter's say,
 # within minutes. Processor time, so that a busy machine judges as many cases as an idle one
-PATIENCE_SECONDS = {"quick": 0.35, "default": 2.0, "thorough": float("inf")}
+PATIENCE_SECONDS = {"quick": 0.2, "default": 2.0, "thorough": float("inf")}
 PATIENCE_ON_A_GPU = 6.0  # times as long: compiling counts, and is done in the process that judges
 SHRINKING_SECONDS = 5.0  # after this long no smaller case is taken up
 Case = TypeVar("Case")
@@ -70,7 +70,7 @@ class Judge:
         failing: dict[str, Broken] = {}
         unable: list[Exception] = []
         deadline = float("inf")
-        least = max(2, self.count(at_least if at_least is not None else examples // 4))
+        least = max(2, round((at_least if at_least is not None else examples // 4) * EFFORTS[self.effort]))
         drawn, given_up = 0, time.process_time() + patience * PATIENCE_SECONDS[self.effort] * (PATIENCE_ON_A_GPU if self.is_cuda else 1.0)
 
         @settings(

@@ -29,7 +29,7 @@ from conformance.cases.attention_fixed import (
 from conformance.checks.claims import check_bad_table, check_empty_rows, check_nan_tail
 from conformance.checks.empties import check_empties, check_empty_batch, check_unchanged
 from conformance.checks.extremes import ORDERS, SCALES, check_extremes, check_scale
-from conformance.checks.influence import check_large_pool, check_metadata, check_neighbours, check_surroundings
+from conformance.checks.influence import check_large_pool, check_metadata, check_neighbours, check_surroundings, in_large_pool
 from conformance.checks.large_offsets import check_huge_pool, huge_case
 from conformance.checks.read_sets import check_pairing, check_read_set
 from conformance.checks.values import QUERY_SCALES, check_values
@@ -87,14 +87,8 @@ def test_decode_attention_metadata_layouts(judge: Judge) -> None:
 
 @pytest.mark.clause("DEC-3", function=DECODE)
 def test_decode_attention_in_a_large_pool(judge: Judge) -> None:
-    small = cases(judge, kv_heads=(1,), strided=False).map(large_pool)
+    small = cases(judge, kv_heads=(1,), strided=False).map(functools.partial(in_large_pool, effort=judge.effort))
     judge.for_all(small, functools.partial(check_large_pool, judge), examples=6)
-
-
-def large_pool(case: AttentionCase) -> AttentionCase:
-    """The sequences lie at the top of more blocks than 16 bits count, or of as many as 20 million elements hold."""
-    first_block = min(66_000, 20_000_000 // (case.block_size * case.head_dim))
-    return replace(case, first_block=first_block, cache_layout="plain")
 
 
 @pytest.mark.clause("DEC-3", function=DECODE)
@@ -104,7 +98,8 @@ def test_decode_attention_at_the_top_of_a_huge_pool(judge: Judge) -> None:
 
 @pytest.mark.clause("DEC-5", function=DECODE)
 def test_decode_attention_neighbours(judge: Judge) -> None:
-    wide = Limits(context=limits(judge).context, sequences=64 if judge.is_cuda else 20, elements=limits(judge).elements // 4)
+    sequences = 64 if judge.is_cuda else 12 if judge.effort == "quick" else 20
+    wide = Limits(context=limits(judge).context, sequences=sequences, elements=limits(judge).elements // 4)
     drawn = attention_cases(judge.capabilities, decode=True, limits=wide, min_sequences=2, group_sizes=(1, 2), kv_heads=(1, 2))
     judge.for_all(drawn, functools.partial(check_neighbours, judge), examples=8)
 

@@ -23,7 +23,14 @@ from conformance.cases.attention_fixed import empty_batches, large_batches, othe
 from conformance.checks.claims import check_empty_rows, check_nan_tail
 from conformance.checks.empties import check_empties, check_empty_batch, check_unchanged
 from conformance.checks.extremes import ORDERS, SCALES, check_extremes, check_scale
-from conformance.checks.influence import check_chunks, check_large_pool, check_metadata, check_neighbours, check_surroundings
+from conformance.checks.influence import (
+    check_chunks,
+    check_large_pool,
+    check_metadata,
+    check_neighbours,
+    check_surroundings,
+    in_large_pool,
+)
 from conformance.checks.large_offsets import check_huge_pool, huge_case
 from conformance.checks.read_sets import check_pairing, check_read_set
 from conformance.checks.values import QUERY_SCALES, check_values
@@ -86,14 +93,8 @@ def test_prefill_attention_metadata_layouts(judge: Judge) -> None:
 
 @pytest.mark.clause("PRE-3", function=PREFILL)
 def test_prefill_attention_in_a_large_pool(judge: Judge) -> None:
-    small = cases(judge, kv_heads=(1,), strided=False, paged=True).map(large_pool)
+    small = cases(judge, kv_heads=(1,), strided=False, paged=True).map(functools.partial(in_large_pool, effort=judge.effort))
     judge.for_all(small, functools.partial(check_large_pool, judge), examples=6)
-
-
-def large_pool(case: AttentionCase) -> AttentionCase:
-    """The sequences lie at the top of more blocks than 16 bits count, or of as many as 20 million elements hold."""
-    first_block = min(66_000, 20_000_000 // (case.block_size * case.head_dim))
-    return replace(case, first_block=first_block, cache_layout="plain")
 
 
 @pytest.mark.clause("PRE-3", function=PREFILL)
@@ -109,7 +110,8 @@ def test_prefill_attention_chunks(judge: Judge) -> None:
 
 @pytest.mark.clause("PRE-5", function=PREFILL)
 def test_prefill_attention_neighbours(judge: Judge) -> None:
-    wide = Limits(context=limits(judge).context, sequences=40 if judge.is_cuda else 14, queries=9, elements=limits(judge).elements // 4)
+    sequences = 40 if judge.is_cuda else 9 if judge.effort == "quick" else 14
+    wide = Limits(context=limits(judge).context, sequences=sequences, queries=9, elements=limits(judge).elements // 4)
     drawn = attention_cases(judge.capabilities, decode=False, limits=wide, min_sequences=2, group_sizes=(1, 2), kv_heads=(1, 2))
     judge.for_all(drawn, functools.partial(check_neighbours, judge), examples=8)
 

@@ -94,8 +94,13 @@ def check_metadata(judge: Judge, case: AttentionCase) -> None:
             raise
 
 
+def in_large_pool(case: AttentionCase, effort: str) -> AttentionCase:
+    """The sequences lie at the top of more blocks than 16 bits count, or of as many as the effort fills."""
+    elements = 6_000_000 if effort == "quick" else 20_000_000
+    return replace(case, first_block=min(66_000, elements // (case.block_size * case.head_dim)), cache_layout="plain")
+
+
 def check_large_pool(judge: Judge, case: AttentionCase) -> None:
-    """A pool of more blocks than 16 bits count, with the sequences at its top."""
     check_counts(judge, case, 0, case.head_dim * 32)
 
 

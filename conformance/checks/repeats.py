@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 
 import torch
@@ -15,7 +16,7 @@ from conformance.checks.values import random_numbers
 from conformance.findings import Broken
 from conformance.judge import Judge
 
-REPEATS = 10
+REPEATS = {"quick": 3}  # 10 at any other effort
 ROWS_OF_LOGITS = (5, 2, 17, 33, 64)
 LOGITS_SHAPE = (96, 160)  # E, V
 
@@ -27,9 +28,9 @@ def raw(tensor: torch.Tensor) -> torch.Tensor:
     return bits(tensor.contiguous()).clone()
 
 
-def require_repeats(call: Callable[[], torch.Tensor], name: Callable[[int], str]) -> None:
+def require_repeats(judge: Judge, call: Callable[[], torch.Tensor], name: Callable[[int], str]) -> None:
     first = raw(call())
-    for turn in range(1, REPEATS):
+    for turn in range(1, REPEATS.get(judge.effort, 10)):
         again = raw(call())
         if not torch.equal(first, again):
             row = int((first != again).view(len(first), -1).any(1).nonzero()[0])
@@ -53,7 +54,7 @@ def require_equal_bits(name: str, alone: torch.Tensor, whole: torch.Tensor, what
 
 def check_attention_repeats(judge: Judge, case: AttentionCase) -> None:
     numbers = random_numbers(case, query_scale=1.0)
-    require_repeats(lambda: attend(judge, case, numbers).result, lambda row: row_name(case, row))
+    require_repeats(judge, lambda: attend(judge, case, numbers).result, lambda row: row_name(case, row))
 
 
 def check_attention_alone(judge: Judge, case: AttentionCase) -> None:
@@ -86,7 +87,7 @@ def hidden_and_weight(judge: Judge, rows: int, dtype: torch.dtype) -> tuple[torc
 
 def check_logits_repeat(judge: Judge, case: tuple[int, torch.dtype]) -> None:
     hidden, weight = hidden_and_weight(judge, *case)
-    require_repeats(lambda: judge.call("last_token_logits", hidden, weight), lambda row: f"row {row} of {case[0]}")
+    require_repeats(judge, lambda: judge.call("last_token_logits", hidden, weight), lambda row: f"row {row} of {case[0]}")
 
 
 def check_logits_alone(judge: Judge, case: tuple[int, torch.dtype]) -> None:
@@ -103,7 +104,8 @@ def check_sample_repeats(judge: Judge, case: RaceCase) -> None:
     logits, temperatures, noise = (t.to(judge.device) for t in (case.logits, case.row_temperatures, case.noises))
     for keyword, value in (("noise", noise), ("seed", case.seed)):
         if len(logits) and judge.implementation.takes("sample", keyword):
-            require_repeats(lambda: judge.call("sample", logits, temperatures, **{keyword: value}), lambda row: f"row {row}, the same {keyword}")
+            call = functools.partial(judge.call, "sample", logits, temperatures, **{keyword: value})
+            require_repeats(judge, call, lambda row: f"row {row}, the same {keyword}")
 
 
 def check_sample_alone(judge: Judge, case: RaceCase) -> None:
