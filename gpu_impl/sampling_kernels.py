@@ -52,30 +52,40 @@ def numbers_of(x):
 @triton.jit
 def take_step(
     base, step, lane, largest, level, mass, rate, vocab_size, stride_v, row_ok,
-    LANES: tl.constexpr, WIDTH: tl.constexpr, MASKED: tl.constexpr, CLEAN: tl.constexpr,
+    LANES: tl.constexpr, WIDTH: tl.constexpr, MASKED: tl.constexpr, CLEAN: tl.constexpr, WHOLE: tl.constexpr,
 ):  # fmt: skip
-    """(lanes,), after one more step: four times WIDTH tokens side by side for each lane. largest: the largest logit; mass: sum of 2**(x * rate
-    - level), where level is the largest x * rate, rounded. It is taken for exact, so that its rounding is none of the sum's.
+    """(lanes,), after one more step, or the first half of one: four or two times WIDTH tokens side by side for each lane. largest: the largest
+    logit; mass: sum of 2**(x * rate - level), where level is the largest x * rate, rounded. It is taken for exact, so that its rounding is none
+    of the sum's.
     """
     stride: tl.constexpr = LANES * WIDTH
     token = (lane * WIDTH + step * (stride * UNROLL))[:, None] + tl.arange(0, WIDTH)[None, :]
     x0 = load_tokens(base, token, vocab_size, stride_v, row_ok, MASKED)
     x1 = load_tokens(base, token + stride, vocab_size, stride_v, row_ok, MASKED)
-    x2 = load_tokens(base, token + 2 * stride, vocab_size, stride_v, row_ok, MASKED)
-    x3 = load_tokens(base, token + 3 * stride, vocab_size, stride_v, row_ok, MASKED)
     if CLEAN:
-        x0, x1, x2, x3 = numbers_of(x0), numbers_of(x1), numbers_of(x2), numbers_of(x3)
-    top = tl.maximum(largest, tl.max(tl.maximum(tl.maximum(x0, x1), tl.maximum(x2, x3)), 1))
+        x0, x1 = numbers_of(x0), numbers_of(x1)
+    tops = tl.maximum(x0, x1)
+    if WHOLE:
+        x2 = load_tokens(base, token + 2 * stride, vocab_size, stride_v, row_ok, MASKED)
+        x3 = load_tokens(base, token + 3 * stride, vocab_size, stride_v, row_ok, MASKED)
+        if CLEAN:
+            x2, x3 = numbers_of(x2), numbers_of(x3)
+        tops = tl.maximum(tops, tl.maximum(x2, x3))
+    top = tl.maximum(largest, tl.max(tops, 1))
     per_nat = rate[:, None]
     if CLEAN:  # the level is left at the largest logit itself: x * rate may be no float32
         finite_top = tl.maximum(top, LOWEST)  # where all are -inf: -inf - -inf would be NaN
         peak = finite_top[:, None]
-        weights = tl.exp2((x0 - peak) * per_nat) + tl.exp2((x1 - peak) * per_nat) + tl.exp2((x2 - peak) * per_nat) + tl.exp2((x3 - peak) * per_nat)
+        weights = tl.exp2((x0 - peak) * per_nat) + tl.exp2((x1 - peak) * per_nat)
+        if WHOLE:
+            weights = weights + tl.exp2((x2 - peak) * per_nat) + tl.exp2((x3 - peak) * per_nat)
         return top, level, mass * tl.exp2((largest - finite_top) * rate) + tl.sum(weights, 1)
     new_level = tl.maximum(level, top * rate)
     finite_level = tl.where(new_level == float("-inf"), 0.0, new_level)
     down = finite_level[:, None]
-    weights = tl.exp2(x0 * per_nat - down) + tl.exp2(x1 * per_nat - down) + tl.exp2(x2 * per_nat - down) + tl.exp2(x3 * per_nat - down)
+    weights = tl.exp2(x0 * per_nat - down) + tl.exp2(x1 * per_nat - down)
+    if WHOLE:
+        weights = weights + tl.exp2(x2 * per_nat - down) + tl.exp2(x3 * per_nat - down)
     return top, new_level, mass * tl.exp2(level - finite_level) + tl.sum(weights, 1)
 
 
@@ -93,12 +103,17 @@ def masses(
     full_steps = vocab_size // (LANES * WIDTH * UNROLL)
     for step in tl.range(split, full_steps, num_splits, num_stages=STAGES):
         largest, level, mass = take_step(
-            base, step, lane, largest, level, mass, rate, vocab_size, stride_v, row_ok, LANES, WIDTH, False, CLEAN
+            base, step, lane, largest, level, mass, rate, vocab_size, stride_v, row_ok, LANES, WIDTH, False, CLEAN, True
         )
     if full_steps % num_splits == split:  # whose turn is the last, shorter step
-        largest, level, mass = take_step(
-            base, full_steps, lane, largest, level, mass, rate, vocab_size, stride_v, row_ok, LANES, WIDTH, True, CLEAN
-        )
+        if vocab_size - full_steps * (LANES * WIDTH * UNROLL) > LANES * WIDTH * 2:
+            largest, level, mass = take_step(
+                base, full_steps, lane, largest, level, mass, rate, vocab_size, stride_v, row_ok, LANES, WIDTH, True, CLEAN, True
+            )
+        else:
+            largest, level, mass = take_step(
+                base, full_steps, lane, largest, level, mass, rate, vocab_size, stride_v, row_ok, LANES, WIDTH, True, CLEAN, False
+            )
     if CLEAN:
         return largest.to(tl.float64) * rate.to(tl.float64), mass
     # beyond it 2**(rounding of the level) would be far from 1
@@ -130,19 +145,20 @@ def race_kernel(
     rate = tl.minimum(1.4426950408889634 / temperature, 3e38)  # bits per nat; finite, since 0 * inf is NaN
     base = (logits + tl.minimum(row, num_rows - 1).to(tl.int64) * stride_b)[:, None]
     step_size: tl.constexpr = LANES * WIDTH * UNROLL
+    if SEEDS == "given":
+        seed = (seed_high.to(tl.int64) << 32) | (seed_low.to(tl.int64) & 0xFFFFFFFF)
+    else:
+        seed = tl.load(seeds)
+    lane_noise = minus_log_exponential(seed, split * LANES + lane, row, 1)  # while the first logits are on their way
     level, mass = masses(base, split, num_splits, lane, rate, vocab_size, stride_v, row_ok[:, None], LANES, WIDTH, STAGES, False)
     if tl.max((mass != mass).to(tl.int32), 0) > 0:  # rare, and slower: so the usual logits pay nothing for it
         level, mass = masses(base, split, num_splits, lane, rate, vocab_size, stride_v, row_ok[:, None], LANES, WIDTH, 1, True)
 
     if EARLY:  # all is read: the next kernel of the stream may take its place, and wait there
         tl.extra.cuda.gdc_launch_dependents()
-    if SEEDS == "given":
-        seed = (seed_high.to(tl.int64) << 32) | (seed_low.to(tl.int64) & 0xFFFFFFFF)
-    else:
-        seed = tl.load(seeds)
     # float64, because max / T may be large, and lanes that do not know each other's maximum are compared
     arrival = level * 0.6931471805599453
-    arrival += tl.log(tl.where(mass > 0.0, mass, 1.0)) + minus_log_exponential(seed, split * LANES + lane, row, 1)
+    arrival += tl.log(tl.where(mass > 0.0, mass, 1.0)) + lane_noise
     arrival = tl.reshape(tl.where(mass > 0.0, arrival, float("-inf")), [ROWS, LANES])
     first, winner = tl.max(arrival, 1, return_indices=True)
 

@@ -41,3 +41,10 @@ def test_the_second_one_shares_nothing_with_the_first():
     imports = [line for line in source.splitlines() if line.startswith(("import", "from"))]
     assert not any("conformance" in line for line in imports)
     assert [line for line in imports if "reference" in line] == ["from reference.records import DecodeBatch, PrefillBatch"]
+
+
+def test_large_pages_cost_no_more_than_small_ones():
+    (status, output, verdict), *_ = run_suites([["--impl", "tests/honest/large_pages.py", "--effort", "quick"]])
+    judged = {c["id"]: c for c in verdict["clauses"] if c["verdict"] != "not offered"}
+    assert status == 0 and len(judged) == 20, output
+    assert max(test["seconds"] for c in judged.values() for test in c["tests"]) < 20, "STEP-2 took five minutes once, with a page for each 512 tokens"
