@@ -59,18 +59,20 @@ def require_logits(logits: torch.Tensor, temperatures: torch.Tensor) -> None:
     require_one_device(logits=logits, temperatures=temperatures)
 
 
+REGISTERS, MOST_REGISTERS = 65_536, 255  # of a multiprocessor, of a thread
+
+
 class Shape(NamedTuple):
     """What a launch is made of, as swept on an H200."""
 
     warps: int  # of a program
     programs: int  # a multiprocessor
     stages: int  # steps whose loads are under way at once
-    early: bool  # launch before the kernel ahead has ended, where the device can
 
 
 # with a row for each multiprocessor a program reads a whole one, and there are warps enough to hide what a load takes; fewer rows are split,
 # and what is left to gain is the launch
-WHOLE_ROWS, SPLIT_ROWS = Shape(16, 2, 1, early=False), Shape(4, 2, 5, early=True)
+WHOLE_ROWS, SPLIT_ROWS = Shape(16, 2, 1), Shape(4, 2, 5)
 
 
 class Plan(NamedTuple):
@@ -83,13 +85,14 @@ class Plan(NamedTuple):
     lane_tokens: int  # at least as many as a lane of a split has, a power of two
     warps: int
     stages: int
-    early: bool
+    early: bool  # launched before the kernel ahead has ended, where the device can
+    registers: int  # of a thread, at most; 0: as many as the compiler likes
 
 
 @cache
 def plan(num_rows: int, vocab_size: int, itemsize: int, device: torch.device) -> Plan:
     whole = num_rows >= num_multiprocessors(device) and not INTERPRET
-    warps, programs, stages, early = WHOLE_ROWS if whole else SPLIT_ROWS
+    warps, programs, stages = WHOLE_ROWS if whole else SPLIT_ROWS
     width = max(1, 16 // itemsize)
     most_lanes = power_of_two(max(2, vocab_size // (width * UNROLL.value * STEPS_IN_INTERPRETER))) if INTERPRET else 32 * warps
     lanes = min(most_lanes, power_of_two(ceil_div(vocab_size, width * UNROLL.value)))
@@ -100,8 +103,9 @@ def plan(num_rows: int, vocab_size: int, itemsize: int, device: torch.device) ->
     wanted = SPLITS_IN_INTERPRETER if INTERPRET else programs * num_multiprocessors(device) // ceil_div(num_rows, rows)
     splits = min(steps, max(1, wanted))
     lane_tokens = power_of_two(ceil_div(steps, splits) * UNROLL.value * width)
+    registers = 0 if INTERPRET else min(MOST_REGISTERS, REGISTERS // (32 * warps * programs))
     warps = max(1, min(warps, rows * max(lanes, width * UNROLL.value // 4) // 32))
-    return Plan(rows, lanes, width, splits, lane_tokens, warps, stages, early and launches_early(device))
+    return Plan(rows, lanes, width, splits, lane_tokens, warps, stages, launches_early(device), registers)
 
 
 def race(
@@ -109,7 +113,7 @@ def race(
 ) -> None:
     """Fill tokens (B,) int64 and, where given, arrivals (B,) float64: the winner's log of mass + Gumbel, comparable across shards."""
     (num_rows, vocab_size), logits = logits.shape, readable(logits)
-    rows, lanes, width, splits, lane_tokens, warps, stages, early = plan(num_rows, vocab_size, logits.element_size(), logits.device)
+    rows, lanes, width, splits, lane_tokens, warps, stages, early, registers = plan(num_rows, vocab_size, logits.element_size(), logits.device)
     blocks = ceil_div(num_rows, rows)
     entries = counters = tokens  # neither written nor read
     if splits > 1:
@@ -121,6 +125,7 @@ def race(
         tokens if arrivals is None else arrivals, num_rows, vocab_size, splits, *logits.stride(), temperatures.stride(0),
         SEEDS=seed.mode, EARLY=early, KEEP_ARRIVALS=arrivals is not None, ROWS=rows, LANES=lanes, WIDTH=width, SPLITS=power_of_two(splits),
         LANE_TOKENS=lane_tokens, STAGES=stages, num_warps=warps, **({"launch_pdl": True} if early else {}),
+        **({"maxnreg": registers} if registers else {}),
     )  # fmt: skip
 
 

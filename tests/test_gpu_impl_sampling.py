@@ -58,7 +58,8 @@ def test_a_plan_covers_every_token(num_rows, vocab_size, itemsize):
 @pytest.mark.parametrize("vocab_size", [96, 97, 129])
 def test_any_number_of_splits_draws_from_the_same_distribution(monkeypatch, splits, vocab_size):
     """V just past a step's end, steps that are all -inf, and rows that share a program."""
-    monkeypatch.setattr(sampling, "plan", lambda *_: sampling.Plan(2048 if DEVICE.type == "cpu" else 16, 2, 4, splits, 128, 1, 2, early=False))
+    plan = sampling.Plan(2048 if DEVICE.type == "cpu" else 16, 2, 4, splits, 128, 1, 2, early=False, registers=0)
+    monkeypatch.setattr(sampling, "plan", lambda *_: plan)
     logits = torch.randn(vocab_size, generator=torch.Generator().manual_seed(vocab_size)).to(DEVICE)
     logits[32:64] = -math.inf
     torch.manual_seed(splits)

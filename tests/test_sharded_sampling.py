@@ -10,8 +10,10 @@ import torch
 import torch.distributed as dist
 
 from conformance.checks.sharded import judge_sharded, widths_of
+from gpu_impl.launch import INTERPRET
 from gpu_impl.sharded import parallel_sample
 
+pytestmark = pytest.mark.skipif(not INTERPRET, reason="these ranks have tensors on the CPU; compiled kernels are judged by conformance.ranks_main")
 WAIT_SECONDS = 100
 
 
