@@ -19,7 +19,8 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from conformance.capabilities import read_dtype
 from conformance.cases.requests import TOKENS_PER_HASH, read_requests
-from conformance.checks.requests import Engine, RequestReplay, Tally
+from conformance.checks.request_engine import Engine, Tally
+from conformance.checks.requests import RequestReplay
 from conformance.clauses import CLAUSES
 from conformance.findings import Broken, Refused
 from conformance.implementation import CannotLoad, load_implementation

@@ -7,7 +7,8 @@ import pytest
 from conformance.cases.growing import growing
 from conformance.cases.requests import read_requests
 from conformance.checks.growing import check_growing
-from conformance.checks.requests import Engine, RequestReplay
+from conformance.checks.request_engine import Engine
+from conformance.checks.requests import RequestReplay
 from conformance.findings import Refused
 from conformance.judge import Judge
 

@@ -10,7 +10,8 @@ from conformance.cases.requests import read_requests
 from conformance.checks.budget import exact_and_limit, exact_and_limit_of_row
 from conformance.checks.contents import KEY, QUERY, VALUE, names_of, next_name, rows_of
 from conformance.checks.lives import EVERY_CLAUSE, Life, check_life
-from conformance.checks.requests import Engine, RequestReplay
+from conformance.checks.request_engine import Engine
+from conformance.checks.requests import RequestReplay
 from conformance.clauses import CLAUSES
 from conformance.findings import Broken
 from conformance.implementation import Implementation

@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 
 from conformance.cases.lives import Admit, Decode, Finish, Fork, LifeCase, Operation, Preempt, Prefill, Resume, admits, pools, prefills
-from conformance.checks.lives import EVERY_CLAUSE, Life, LifeEnds
+from conformance.checks.life_book import LifeEnds
+from conformance.checks.lives import EVERY_CLAUSE, Life
 from conformance.findings import Broken
 from conformance.judge import SHRINKING_SECONDS, Judge
 
