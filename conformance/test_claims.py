@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from conformance.cases.attention import AttentionCase, Limits, attention_cases, long_contexts
 from conformance.cases.attention_fixed import long_among_many
 from conformance.cases.graphs import graphs
+from conformance.cases.laws import widest
 from conformance.cases.races import races
 from conformance.checks.graphs import check_graph
 from conformance.checks.repeats import (
@@ -58,7 +59,7 @@ def test_logits_repeat(judge: Judge) -> None:
 
 @pytest.mark.clause("CLAIM-6", function="sample")
 def test_sample_repeats(judge: Judge) -> None:
-    judge.for_all(races(torch.float32), functools.partial(check_sample_repeats, judge), examples=5)
+    judge.for_all(races(widest(judge.capabilities.dtypes)), functools.partial(check_sample_repeats, judge), examples=5)
 
 
 @pytest.mark.clause("CLAIM-7", function="prefill_attention")
@@ -80,4 +81,4 @@ def test_logits_are_the_same_in_any_batch(judge: Judge) -> None:
 
 @pytest.mark.clause("CLAIM-7", function="sample")
 def test_sample_is_the_same_in_any_batch(judge: Judge) -> None:
-    judge.for_all(races(torch.float32), functools.partial(check_sample_alone, judge), examples=20)
+    judge.for_all(races(widest(judge.capabilities.dtypes)), functools.partial(check_sample_alone, judge), examples=20)

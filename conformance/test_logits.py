@@ -6,7 +6,7 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from conformance.cases.logits import RAGGED, LogitsCase, decodes, parallel_cases, poisoned, prefills, uneven_cases
+from conformance.cases.logits import PAST_2048, RAGGED, LogitsCase, decodes, parallel_cases, poisoned, prefills, uneven_cases
 from conformance.cases.logits_values import corners, values_cases
 from conformance.checks.logits import last_rows, own_rows, parallel
 from conformance.checks.logits_values import check_values
@@ -16,7 +16,9 @@ from conformance.judge import Judge
 
 @pytest.mark.clause("LOGIT-1", function="last_token_logits")
 def test_logits_of_a_prefill(judge: Judge) -> None:
-    explicit = [LogitsCase(lens, 50, dtype=dtype) for lens in RAGGED for dtype in judge.capabilities.dtypes]
+    dtypes = judge.capabilities.dtypes
+    explicit = [LogitsCase(lens, 50, dtype=dtype) for lens in RAGGED for dtype in dtypes]
+    explicit += [LogitsCase(PAST_2048, 50, dtype=dtypes[-1]), LogitsCase(RAGGED[0], 50, dtype=dtypes[0], sums_layout="strided")]
     judge.for_all(prefills(judge.capabilities), functools.partial(last_rows, judge), examples=40, explicit=explicit)
 
 

@@ -4,9 +4,9 @@ import pytest
 import torch
 
 from conformance.cases.equal_rows import EqualRows, FlatRows
-from conformance.cases.laws import TEMPERATURES, Law, RowTemperatures, Tail
+from conformance.cases.laws import TEMPERATURES, Law, RowTemperatures, Tail, widest
 from conformance.cases.races import RaceCase, notable_races, races
-from conformance.cases.sampling_corners import CORNERS, DEAD_ROWS, ClearMaximum
+from conformance.cases.sampling_corners import CORNERS, DEAD_ROWS, ClearMaximum, corners_of, half_corners
 from conformance.checks.sampling import SamplingChecks
 from conformance.checks.sampling_corners import CornerChecks
 from conformance.checks.sampling_independence import IndependenceChecks
@@ -32,7 +32,12 @@ def laws(judge: Judge) -> list[Law]:
         Law("steps", 4, 0.01, 2_000, dtype),
         Law("rare", 2, 1.0, 40_000, dtype),
         Law("flat", 65_536, 1.0, 52, dtype),
+        Law("peaked", 17, 10.0, 4_000, dtype, rows_per_call=24),
     ]
+    if judge.effort != "quick":
+        bulk.append(Law("peaked", 17, 10.0, 2_000, dtype, rows_per_call=1))
+    if judge.implementation.takes("sample", "seed"):
+        bulk.append(Law("peaked", 17, 0.7, count(4_000), dtype, seeded=True))
     if judge.is_cuda:
         bulk += [
             Law(shape, v, 0.9, count(n), dtype, largest_call=LARGEST_CALL)
@@ -46,14 +51,12 @@ def laws(judge: Judge) -> list[Law]:
 
 
 def full_dtype(judge: Judge) -> torch.dtype:
-    return torch.float32 if torch.float32 in judge.capabilities.dtypes else judge.capabilities.dtypes[0]
+    return widest(judge.capabilities.dtypes)
 
 
-def half_dtypes(judge: Judge) -> list[torch.dtype]:
-    dtypes = [dtype for dtype in judge.capabilities.dtypes if dtype != torch.float32]
-    if not dtypes:
-        pytest.skip("not offered: logits of any dtype but float32")
-    return dtypes
+def halves(judge: Judge) -> list[torch.dtype]:
+    """The other dtypes that are taken."""
+    return [dtype for dtype in judge.capabilities.dtypes if dtype != full_dtype(judge)]
 
 
 @pytest.mark.clause("SAMPLE-1", function="sample")
@@ -65,27 +68,34 @@ def test_sample_distribution(judge: Judge) -> None:
 @pytest.mark.clause("SAMPLE-2", function="sample")
 def test_sample_temperature_of_each_row(judge: Judge) -> None:
     checks = CornerChecks(judge)
-    cases = [RowTemperatures(judge.count(800)), RowTemperatures(max(100, judge.count(100)), layout="fused")]
+    few, dtype = max(100, judge.count(100)), full_dtype(judge)
+    cases = [RowTemperatures(judge.count(800), dtype=dtype), RowTemperatures(few, layout="fused", dtype=dtype)]
+    cases += [RowTemperatures(few, dtype=half) for half in halves(judge)]
     checks.for_each(cases, checks.row_temperatures)
     if checks.takes_noise:
-        checks.for_each([RaceCase(120, v, temperatures=TEMPERATURES, dtype=full_dtype(judge)) for v in (17, 100)], checks.race)
+        checks.for_each([RaceCase(120, v, temperatures=TEMPERATURES, dtype=dtype) for v in (17, 100)], checks.race)
 
 
 @pytest.mark.clause("SAMPLE-3", function="sample")
 def test_sample_half_precision_logits(judge: Judge) -> None:
     checks = CornerChecks(judge)
     more = 30 if judge.is_cuda else 1  # without given noise, p that are rounded to this dtype show only in many draws
-    for dtype in half_dtypes(judge):
+    dtypes = [dtype for dtype in judge.capabilities.dtypes if dtype != torch.float32]
+    if not dtypes:
+        pytest.skip("not offered: logits of any dtype but float32")
+    for dtype in dtypes:
         cases = [
             # multiples of 1/2 near 80: x / T, rounded to this dtype, is off by up to a quarter of a nat
             Law("peaked", 17, 0.7, more * judge.count(6_000), dtype, offset=80.0, grid=0.5),
             # 60,160 / 0.5 is beyond the largest half, 65,504; the upper tokens are all alike
             Law("top-only", 17, 0.5, judge.count(1_500), dtype, offset=60_160.0, grid=256.0),
         ]
+        if checks.takes_seed:
+            cases.append(Law("peaked", 17, 0.7, judge.count(1_500), dtype, seeded=True))
         checks.for_each(cases, checks.law)
         if checks.takes_noise:  # p that are rounded to this dtype change the winner of a row in some hundred
-            many = [RaceCase(2_000, 17, temperature=0.7, offset=offset, dtype=dtype, seed=1) for offset in (0.0, 80.0)]
-            checks.for_each(many, checks.race)
+            many = [RaceCase(2_000, 17, temperature=t, offset=offset, dtype=dtype, seed=1) for t, offset in ((0.7, 0.0), (0.7, 80.0), (1.0, 0.0))]
+            checks.for_each([*many, RaceCase(64, 33, layout="fused", dtype=dtype)], checks.race)
 
 
 @pytest.mark.clause("SAMPLE-4", function="sample")
@@ -100,34 +110,38 @@ def test_sample_with_given_noise(judge: Judge) -> None:
 @pytest.mark.clause("SAMPLE-5", function="sample")
 def test_sample_rows_are_independent(judge: Judge) -> None:
     checks = IndependenceChecks(judge)
-    checks.for_each([EqualRows(judge.count(16), 512)], checks.rows_of_a_call)
+    checks.for_each([EqualRows(judge.count(16), 512, full_dtype(judge))], checks.rows_of_a_call)
 
 
 @pytest.mark.clause("SAMPLE-6", function="sample")
 def test_sample_calls_are_independent(judge: Judge) -> None:
     checks = IndependenceChecks(judge)
-    checks.for_each([FlatRows(64), FlatRows(1)], checks.fresh_every_call)
-    checks.for_each([EqualRows(judge.count(24), 512)], checks.consecutive_calls)
+    dtype = full_dtype(judge)
+    checks.for_each([FlatRows(64, dtype=dtype), FlatRows(1, dtype=dtype)], checks.fresh_every_call)
+    checks.for_each([EqualRows(judge.count(24), 512, dtype)], checks.consecutive_calls)
 
 
 @pytest.mark.clause("SAMPLE-6", function="sample")
 def test_sample_seeds(judge: Judge) -> None:
     checks = IndependenceChecks(judge)
-    checks.for_each([FlatRows(64)], checks.seeds)
+    dtype = full_dtype(judge)
+    checks.for_each([FlatRows(64, dtype=dtype)], checks.seeds)
     if checks.takes_seed:
-        checks.for_each([EqualRows(judge.count(24), 512)], checks.neighbouring_seeds)
+        checks.for_each([EqualRows(judge.count(24), 512, dtype)], checks.neighbouring_seeds)
 
 
 @pytest.mark.clause("SAMPLE-7", function="sample")
 def test_sample_forbidden_tokens(judge: Judge) -> None:
     checks = CornerChecks(judge)
-    checks.for_each(CORNERS, checks.corner)
+    checks.for_each(corners_of(CORNERS, full_dtype(judge)), checks.corner)
+    for dtype in halves(judge):
+        checks.for_each(half_corners(dtype), checks.corner)
 
 
 @pytest.mark.clause("SAMPLE-7", function="sample")
 def test_sample_rows_without_a_distribution(judge: Judge) -> None:
     checks = CornerChecks(judge)
-    checks.for_each(DEAD_ROWS, checks.corner)
+    checks.for_each(corners_of(DEAD_ROWS, full_dtype(judge)), checks.corner)
 
 
 @pytest.mark.clause("SAMPLE-8", function="sample")
@@ -147,4 +161,5 @@ def test_sample_small_temperatures(judge: Judge) -> None:
     cases = [FlatRows(5, 33, 0.7, dtype, layout) for dtype in judge.capabilities.dtypes for layout in ("plain", "fused")]
     checks.for_each(cases, checks.unchanged)
     powers = (2, 6, 12) if judge.effort == "quick" else (2, 3, 4, 6, 8, 10, 12)
-    checks.for_each([ClearMaximum(10.0**-power) for power in powers], checks.clear_maximum)
+    checks.for_each([ClearMaximum(10.0**-power, dtype=full_dtype(judge)) for power in powers], checks.clear_maximum)
+    checks.for_each([ClearMaximum(1e-4, dtype=dtype) for dtype in halves(judge)], checks.clear_maximum)

@@ -15,10 +15,11 @@ class EqualRows:
 
     num_calls: int
     num_rows: int
+    dtype: torch.dtype = torch.float32
     logits: tuple[float, ...] = (0.0, 0.5, -0.3, 0.8, 0.2)
 
     def headline(self, implementation: str, device: str) -> str:
-        return f"{implementation}.sample   float32 · B {self.num_rows} · V {len(self.logits)} · T 1 · {device}"
+        return f"{implementation}.sample   {dtype_name(self.dtype)} · B {self.num_rows} · V {len(self.logits)} · T 1 · {device}"
 
     def literals(self) -> list[tuple[str, str]]:
         return [("calls", f"{self.num_calls}, then {4 * self.num_calls} fresh ones, each with equal rows of logits {list(self.logits)}")]

@@ -18,6 +18,11 @@ def dtype_name(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
 
 
+def widest(dtypes: tuple[torch.dtype, ...]) -> torch.dtype:
+    """What most cases hold."""
+    return torch.float32 if torch.float32 in dtypes else dtypes[0]
+
+
 @dataclass(frozen=True)
 class Law:
     """Equal rows of one distribution: `draws` tokens are drawn from it, in calls of `batches` rows."""
@@ -31,6 +36,8 @@ class Law:
     grid: float = 0.0  # logits are multiples of it, so that every dtype holds the same values; 0: any
     largest_call: int = 2**31  # logits that one call may hold
     by_rank: bool = False  # rare tokens are pooled with others as rare, so that a cut tail shows, not with neighbours, so that a tile does
+    seeded: bool = False  # every call is given a seed of its own
+    rows_per_call: int = 0  # of every call; as many are drawn as half a second allows, and 50 at least. 0: a few calls, most of many rows
 
     @cached_property
     def logits(self) -> torch.Tensor:
@@ -63,6 +70,8 @@ class Law:
         """Rows of each call, `draws` * `times` in all: one row, 32 rows, a quarter, the rest; no call above `largest_call`."""
         most = max(1, self.largest_call // self.vocab_size)
         total = self.draws * times
+        if self.rows_per_call:
+            return [self.rows_per_call] * -(-total // self.rows_per_call)
         sizes = [n for n in (1, 32, total // 4) if n <= most]
         rest = total - sum(sizes)
         return [*sizes, *[most] * (rest // most), *([rest % most] if rest % most else [])]
@@ -74,7 +83,8 @@ class Law:
         largest, smallest = float(self.logits.max()), float(self.logits.min())
         return [
             ("law", f"{self.shape}, logits from {smallest:.6g} to {largest:.6g}, each row alike"),
-            ("draws", f"{self.draws}, then {4 * self.draws} fresh ones"),
+            ("draws", f"{self.draws}, then {4 * self.draws} fresh ones{', each call with another seed' if self.seeded else ''}"),
+            *([("rows of a call", str(self.rows_per_call))] if self.rows_per_call else []),
         ]
 
     def size(self) -> int:
@@ -87,6 +97,7 @@ class RowTemperatures:
 
     draws: int  # of each temperature
     layout: str = "plain"  # fused: temperatures are a column of a wider tensor
+    dtype: torch.dtype = torch.float32  # of the logits
 
     @property
     def law(self) -> Law:
@@ -95,13 +106,13 @@ class RowTemperatures:
     def rows(self, count: int) -> tuple[torch.Tensor, torch.Tensor]:
         """logits (count, V), temperatures (count,), which go through TEMPERATURES in turn."""
         temperatures = torch.tensor(TEMPERATURES, dtype=torch.float32).repeat(-(-count // len(TEMPERATURES)))[:count]
-        return self.law.logits * temperatures[:, None], temperatures
+        return (self.law.logits * temperatures[:, None]).to(self.dtype), temperatures
 
     def batches(self, times: int) -> list[int]:
         return [5, 25, len(TEMPERATURES) * self.draws * times - 30]
 
     def headline(self, implementation: str, device: str) -> str:
-        return f"{implementation}.sample   float32 · V 17 · {device}"
+        return f"{implementation}.sample   {dtype_name(self.dtype)} · V 17 · {device}"
 
     def literals(self) -> list[tuple[str, str]]:
         told = [("temperatures", f"{', '.join(f'{t:g}' for t in TEMPERATURES)}, and from the start again")]

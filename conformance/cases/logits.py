@@ -27,6 +27,7 @@ class LogitsCase:
     decode: bool = False  # without cu_seqlens_q
     dtype: torch.dtype = torch.float32
     layout: str = "plain"  # fused: hidden's rows are slices of wider rows
+    sums_layout: str = "plain"  # of cu_seqlens_q
     poison: float = 0.0  # nan or inf: what the rows that must not matter hold (LOGIT-3)
     seed: int = 0
     negative: bool = False  # all logits are negative
@@ -85,6 +86,8 @@ class LogitsCase:
     def literals(self) -> list[tuple[str, str]]:
         sums = self.cu_seqlens_q
         told = [("cu_seqlens_q", "None (decode)" if sums is None else short(str(sums.tolist()))), ("hidden", f"{self.layout} layout")]
+        if self.sums_layout != "plain":
+            told.append(("cu_seqlens_q", f"{self.sums_layout} layout"))
         if self.shards:
             group = "all ranks" if self.ranks is None else f"global ranks {list(self.ranks)}"
             told.append(("shards", f"of {list(self.shards)} tokens on {group}{', all logits negative' if self.negative else ''}"))
@@ -107,6 +110,7 @@ def small(rows: int, generator: torch.Generator) -> torch.Tensor:
     return torch.randint(-1, 2, (rows, DENSE), generator=generator).float()
 
 
+PAST_2048 = (2052, 949)  # tokens: the last ones' rows are no numbers of float16
 RAGGED = ((3, 1, 2), (17,), (5,), (1, 1, 1, 1), (2, 3), (129, 1, 64), (1, 7, 1, 30, 2), (64, 64), (1,))
 
 

@@ -91,7 +91,8 @@ def corners(capabilities: Capabilities) -> list[ValuesCase]:
         )
     ]  # fmt: skip
     last = capabilities.dtypes[-1]
-    cases.append(ValuesCase((1, 1), 16, 40_000, decode=True, dtype=last))  # ids past 2^15
+    cases.append(ValuesCase((1, 1), 16, 65_600, decode=True, dtype=last))  # ids past 2^16
+    cases.append(ValuesCase((1, 1), 4096, 33, decode=True, dtype=last))
     cases.append(ValuesCase((1,) * 257, 16, 17, decode=True, dtype=last))  # rows past 2^8
     if torch.bfloat16 in capabilities.dtypes:  # E from which a kernel may split the sum
         cases.append(ValuesCase((1,), 2048, 64, decode=True, dtype=torch.bfloat16, cancel=True))

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import torch
+
+from conformance.cases.laws import dtype_name
 
 
 @dataclass(frozen=True)
@@ -20,6 +22,7 @@ class CornerRows:
     level: float = 0.0  # of the logits that are allowed
     dead: str = ""  # nan, -inf or inf: every third row holds nothing else
     seed: int = 0
+    dtype: torch.dtype = torch.float32
 
     @cached_property
     def allowed(self) -> torch.Tensor:
@@ -32,6 +35,8 @@ class CornerRows:
             allowed = torch.rand((rows, v), generator=generator) < 0.5
         elif self.kind == "one":
             allowed = torch.zeros((rows, v), dtype=torch.bool)
+        elif self.kind == "last id":
+            return token == v - 1
         elif self.kind == "last ids":
             return token >= v - 3
         elif self.kind == "first ids":
@@ -47,7 +52,7 @@ class CornerRows:
         logits = torch.where(self.allowed, self.level, -math.inf)
         if self.dead:
             logits[1::3] = float(self.dead)
-        return logits
+        return logits.to(self.dtype)
 
     @cached_property
     def good_rows(self) -> torch.Tensor:
@@ -55,7 +60,7 @@ class CornerRows:
         return rows % 3 != 1 if self.dead else torch.ones(self.num_rows, dtype=torch.bool)
 
     def headline(self, implementation: str, device: str) -> str:
-        return f"{implementation}.sample   float32 · B {self.num_rows} · V {self.vocab_size} · T {self.temperature:g} · {device}"
+        return f"{implementation}.sample   {dtype_name(self.dtype)} · B {self.num_rows} · V {self.vocab_size} · T {self.temperature:g} · {device}"
 
     def literals(self) -> list[tuple[str, str]]:
         told = [("allowed", f"{self.kind}: logits {self.level:g}, all others -inf")]
@@ -74,6 +79,8 @@ CORNERS = (
     CornerRows("all equal", 17, 200),
     CornerRows("all equal", 1, 3),
     CornerRows("one tile of 64", 1000, 48),
+    CornerRows("last id", 1024, 16),  # the end of whole tiles
+    CornerRows("last id", 4096, 4),
     CornerRows("last ids", 129, 64),
     CornerRows("first ids", 257, 64),
     CornerRows("last ids", 65_539, 2),  # a tile of 2^16 and the three ids after it
@@ -85,6 +92,17 @@ CORNERS = (
 DEAD_ROWS = tuple(CornerRows(kind, v, 30, dead=dead) for dead in ("nan", "-inf", "inf") for kind, v in (("one", 17), ("half", 100)))
 
 
+def corners_of(cases: tuple[CornerRows, ...], dtype: torch.dtype) -> list[CornerRows]:
+    """The same in another dtype, at levels that it holds."""
+    return [replace(case, dtype=dtype, level=max(case.level, torch.finfo(dtype).min)) for case in cases]
+
+
+def half_corners(dtype: torch.dtype) -> list[CornerRows]:
+    """Where a path of half precision may go wrong by itself: the lowest number in place of -inf, and a NaN row."""
+    lowest = torch.finfo(dtype).min
+    return [CornerRows("half", 17, 300, temperature=2.0, level=lowest, dtype=dtype), CornerRows("one", 17, 30, dead="nan", dtype=dtype)]
+
+
 @dataclass(frozen=True)
 class ClearMaximum:
     """Every row has one largest logit, `gap` above all others, and T is so small that nothing else can be drawn."""
@@ -93,6 +111,7 @@ class ClearMaximum:
     gap: float = 0.4
     num_rows: int = 64
     vocab_size: int = 500
+    dtype: torch.dtype = torch.float32
 
     @cached_property
     def winners(self) -> torch.Tensor:
@@ -102,10 +121,10 @@ class ClearMaximum:
     def logits(self) -> torch.Tensor:
         base = torch.linspace(-5.0, 5.0, self.num_rows)[:, None].expand(self.num_rows, self.vocab_size).clone()
         base[torch.arange(self.num_rows), self.winners] += self.gap
-        return base
+        return base.to(self.dtype)
 
     def headline(self, implementation: str, device: str) -> str:
-        return f"{implementation}.sample   float32 · B {self.num_rows} · V {self.vocab_size} · T {self.temperature:g} · {device}"
+        return f"{implementation}.sample   {dtype_name(self.dtype)} · B {self.num_rows} · V {self.vocab_size} · T {self.temperature:g} · {device}"
 
     def literals(self) -> list[tuple[str, str]]:
         return [("logits", f"the largest is {self.gap} above all others, which are equal")]

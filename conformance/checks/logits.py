@@ -20,7 +20,7 @@ def call_logits(judge: Judge, case: LogitsCase, hidden: torch.Tensor) -> tuple[t
     args = [buffers.put("hidden", hidden, case.layout), buffers.put("weight", case.tensors[1])]
     sums = case.cu_seqlens_q
     if sums is not None:
-        args.append(buffers.put("cu_seqlens_q", sums))
+        args.append(buffers.put("cu_seqlens_q", sums, case.sums_layout, gap=0))
     buffers.freeze()
     got = judge.call("last_token_logits", *args)
     changed = buffers.changed()

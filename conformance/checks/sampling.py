@@ -6,6 +6,7 @@ SAMPLE-9's.
 
 from __future__ import annotations
 
+import time
 import zlib
 from collections.abc import Callable, Iterable
 from typing import Any
@@ -18,6 +19,8 @@ from conformance.cases.laws import TEMPERATURES, Law, RowTemperatures, dtype_nam
 from conformance.checks.distribution import FALSE_ALARM, STAGE_ONE, fitted_temperature, looks_like, of_several, pearson, rejected
 from conformance.findings import Broken
 from conformance.judge import Case, Judge
+
+FEW_ROWS_SECONDS, FEW_ROWS_DRAWS = 0.5, 50  # processor seconds that a law of few rows a call may take, once so many tokens are drawn
 
 
 class SamplingChecks:
@@ -85,8 +88,12 @@ class SamplingChecks:
 
         def p_value(times: int) -> float:
             counts[:] = 0
-            for rows in law.batches(times):
-                tokens = self.draw(row.expand(rows, -1), law.temperature)
+            enough = time.process_time() + FEW_ROWS_SECONDS * times
+            for call, rows in enumerate(law.batches(times)):
+                if law.rows_per_call and counts.sum() >= FEW_ROWS_DRAWS * times and time.process_time() > enough:
+                    break
+                seed = 100_000 * self.judge.seed + 10_000 * times + call if law.seeded else None
+                tokens = self.draw(row.expand(rows, -1), law.temperature, seed=seed)
                 counts[:] += np.bincount(tokens.numpy(), minlength=law.vocab_size)
             return pearson(counts, law.probabilities.numpy(), law.by_rank)
 

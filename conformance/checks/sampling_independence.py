@@ -21,7 +21,7 @@ SEEDS = (0, 1, 2, 12345, 2**31 - 1, 2**16)  # a seed of 16 bits takes the last f
 class IndependenceChecks(SamplingChecks):
     def draw_calls(self, case: EqualRows, calls: int, first_seed: int | None = None) -> np.ndarray:
         """(calls, B)"""
-        logits = torch.tensor(case.logits).expand(case.num_rows, -1)
+        logits = torch.tensor(case.logits, dtype=case.dtype).expand(case.num_rows, -1)
         seeds = [None if first_seed is None else first_seed + call for call in range(calls)]
         return np.stack([self.draw(logits, 1.0, seed=seed).numpy() for seed in seeds])
 

@@ -35,6 +35,32 @@ def equal_lengths_are_assumed(self, cu_seqlens_q):
     return (torch.arange(1, count + 1) * length - 1).clamp_max(int(cu_seqlens_q[-1]) - 1)
 
 
+@mutant("LOGIT-1", replaces="prefill_rows", of=SoundLogits, source="own", alone=True)
+def rows_pass_through_half_precision(self, cu_seqlens_q):
+    """The index of a row is held in float16: odd ones past 2,048 are rounded."""
+    return (cu_seqlens_q[1:] - 1).half().long()
+
+
+@mutant("LOGIT-1", replaces="prefill_rows", of=SoundLogits, source="own", alone=True)
+def sums_read_without_their_stride(self, cu_seqlens_q):
+    """cu_seqlens_q is read as if its elements lay end to end."""
+    return (cu_seqlens_q.as_strided(cu_seqlens_q.shape, (1,), cu_seqlens_q.storage_offset())[1:] - 1).clamp_min(0)
+
+
+@mutant("LOGIT-6", replaces="product", of=SoundLogits, source="own", alone=True)
+def hidden_sizes_past_two_thousand_are_cut(self, picked, weight):
+    """The sum ends after 2,048 elements of a row."""
+    return sound.product(picked[:, :2048], weight[:, :2048])
+
+
+@mutant("LOGIT-6", replaces="product", of=SoundLogits, source="own", alone=True)
+def ids_past_sixteen_bits_wrap(self, picked, weight):
+    """The logits of ids from 65,536 on are those of the first ids."""
+    logits = sound.product(picked, weight)
+    logits[:, 65_536:] = logits[:, : max(0, logits.shape[1] - 65_536)].clone()
+    return logits
+
+
 @mutant("LOGIT-2", replaces="decode_rows", of=SoundLogits, source="own")
 def last_row_only_in_a_decode_step(self, hidden):
     """A decode step is taken for one sequence: the last row of hidden is repeated."""

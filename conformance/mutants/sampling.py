@@ -123,8 +123,8 @@ def logits_divided_in_place(self, logits, temperatures):
 
 @mutant("SAMPLE-9", replaces="scaled", of=SoundSampling, source="vllm #5404", alone=True)
 def smallest_temperatures_are_raised(self, logits, temperatures):
-    """T of 0.01 and less is taken for 0.1."""
-    return sound.scaled(logits, torch.where(temperatures <= 0.01, 0.1, temperatures))
+    """T under 0.01 is taken for 0.1."""
+    return sound.scaled(logits, torch.where(temperatures < 0.01, 0.1, temperatures))
 
 
 # --- the race: race, pick ---------------------------------------------------------------------------------------------------------------
