@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from conformance.cases.stores import SKIPS, STRIDED_LAYOUTS, StoreCase, fixed_stores, stores
+from conformance.cases.stores import SKIPS, STRIDED_LAYOUTS, StoreCase, fixed_stores, stores, strided_stores, whole_pools
 from conformance.checks.claims import check_bad_slots
 from conformance.checks.large_offsets import check_huge_cache, huge_case
 from conformance.checks.store import check_store
@@ -21,8 +21,8 @@ def test_store_kvcache_mapped_slots(judge: Judge) -> None:
 @pytest.mark.clause("KV-1", function="store_kvcache")
 def test_store_kvcache_many_rows(judge: Judge) -> None:
     many = stores(judge.capabilities, rows=(127, 129, 257, 511, 1030), head_shapes=((1, 16), (2, 64), (1, 40)))
-    fixed = fixed_stores(judge.capabilities, (40, 128, 3), (1, 16, 2049))  # a row of more than 4,096 elements, more than 2,048 rows
-    judge.for_all(many, functools.partial(check_store, judge), examples=8, explicit=fixed)
+    fixed = fixed_stores(judge.capabilities, (40, 128, 3), (1, 16, 4100))  # a row of more than 4,096 elements, more than 4,096 rows
+    judge.for_all(many, functools.partial(check_store, judge), examples=8, explicit=[*fixed, *whole_pools(judge.capabilities)])
 
 
 @pytest.mark.clause("KV-2", function="store_kvcache")
@@ -44,15 +44,15 @@ def in_a_large_cache(case: StoreCase) -> StoreCase:
 
 @pytest.mark.clause("KV-3", function="store_kvcache")
 def test_store_kvcache_skips(judge: Judge) -> None:
-    whole_tile = fixed_stores(judge.capabilities, (1, 16, 128), skip="some")  # rows without a ragged end still need the guard of -1
+    # rows without a ragged end still need the guard of -1, and so do many
+    whole_tile = fixed_stores(judge.capabilities, (1, 16, 128), (1, 16, 300), skip="some")
     judge.for_all(stores(judge.capabilities, skips=SKIPS[1:]), functools.partial(check_store, judge), examples=60, explicit=whole_tile)
 
 
 @pytest.mark.clause("KV-4", function="store_kvcache")
 def test_store_kvcache_strides(judge: Judge) -> None:
-    judge.for_all(
-        stores(judge.capabilities, layouts=STRIDED_LAYOUTS, skips=("none", "some")), functools.partial(check_store, judge), examples=60
-    )
+    drawn = stores(judge.capabilities, layouts=STRIDED_LAYOUTS, skips=("none", "some"))
+    judge.for_all(drawn, functools.partial(check_store, judge), examples=60, explicit=strided_stores(judge.capabilities))
 
 
 @pytest.mark.clause("KV-5", function="store_kvcache")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import torch
@@ -139,6 +139,19 @@ def fixed_stores(capabilities: Capabilities, *sizes: tuple[int, int, int], skip:
         StoreCase(capabilities.dtypes[0], block_size, -(-heads * head_dim // dim), dim, rows, -(-(rows + 2) // block_size) + 1, skip)
         for (heads, head_dim, rows), dim in zip(sizes, dims, strict=True)
     ]
+
+
+def whole_pools(capabilities: Capabilities) -> list[StoreCase]:
+    """A cache of one block, every slot of it written."""
+    block_size = capabilities.allowed("block_sizes", (16, *BLOCK_SIZES))[0]
+    return [replace(case, num_blocks=1) for case in fixed_stores(capabilities, (1, 16, block_size))]
+
+
+def strided_stores(capabilities: Capabilities) -> list[StoreCase]:
+    """More rows than a call of few: the path that such calls may take must know every stride, too."""
+    (case,) = fixed_stores(capabilities, (2, 32, 300))
+    strided = replace(case, cache_layout="interleaved", row_layout="fused", value_layout="head_major", strided_mapping=True)
+    return [replace(strided, index_dtype=dtype, slot_seed=seed) for seed, dtype in enumerate((torch.int32, torch.int64))]
 
 
 STRIDED_LAYOUTS = tuple((cache, row) for cache in CACHE_LAYOUTS for row in ROW_LAYOUTS if (cache, row) != ("plain", "plain"))

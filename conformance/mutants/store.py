@@ -140,7 +140,7 @@ def bad_slots_pass(self, slots, num_slots):
     slots[:] = [slot if slot < 0 else slot % num_slots for slot in slots]
 
 
-@mutant("KV-1", replaces="rows_written", of=SoundStore, source="vllm #52058", alone=True)
+@mutant("KV-1", replaces="rows_written", of=SoundStore, source="vllm #52058")
 def rows_counted_in_eight_bits(self, count):
     """The number of rows is kept in eight bits."""
     return range(count % 256 if count > 255 else count)
@@ -210,3 +210,39 @@ def row_tail_past_four_thousand(self, cache, block, offset, row):
 def rows_past_two_thousand(self, count):
     """The grid ends at 2,048 rows."""
     return range(min(count, 2048))
+
+
+@mutant("KV-1", replaces="rows_written", of=SoundStore, source="own (adversary)", alone=True)
+def rows_past_four_thousand(self, count):
+    """The grid ends at 4,096 rows."""
+    return range(min(count, 4096))
+
+
+@mutant("KV-1", replaces="skips", of=SoundStore, source="own (adversary)")
+def last_slot_of_a_single_block(self, slot, cache):
+    """In a cache of one block the last slot is taken for the end, and left out."""
+    return slot < 0 or (len(cache) == 1 and slot == cache.shape[1] - 1)
+
+
+@mutant("KV-3", replaces="slot_of_row", of=SoundStore, source="own (adversary)")
+def many_rows_have_no_guard(self, slots, t):
+    """From 256 rows on a path without the guard: -1 goes to slot 0."""
+    return slots[t] if len(slots) < 256 else max(slots[t], 0)
+
+
+@mutant("KV-4", replaces="sources", of=SoundStore, source="own (adversary)", alone=True)
+def many_rows_are_read_as_packed(self, key, value):
+    """In calls of more than 128 rows key and value are taken to lie end to end."""
+    if len(key) <= 128:
+        return key, value
+    heads, dim = key.shape[1:]
+    return tuple(rows.as_strided(rows.shape, (heads * dim, dim, 1), rows.storage_offset()) for rows in (key, value))
+
+
+@mutant("KV-4", replaces="read_mapping", of=SoundStore, source="own (adversary)")
+def long_mapping_read_without_its_stride(self, slot_mapping):
+    """An int64 mapping of many rows is read as if it were contiguous."""
+    if slot_mapping.dtype != torch.int64 or len(slot_mapping) <= 128:
+        return slot_mapping
+    slots = slot_mapping.as_strided(slot_mapping.shape, (1,), slot_mapping.storage_offset())
+    return slots.where(slots < 2**16, slots.new_tensor(-1))
