@@ -11,6 +11,7 @@ import torch
 from hypothesis import strategies as st
 
 from conformance.capabilities import Capabilities
+from conformance.cases.sequences import NO_LIMIT
 
 BLOCK_SIZES = (4, 1, 2, 3, 16)
 OTHER_TOKENS = (1, 2**16, 2**33)  # what stands beside token 0 in a pool; the latter two are 0 in 16 and in 32 bits
@@ -77,6 +78,7 @@ class Pool:
     head_dim: int = 16
     order_seed: int = 0  # in which order blocks are handed out
     other_token: int = 1  # besides 0
+    longest: int = NO_LIMIT  # tokens of a sequence: a longer prompt is cut, and what is so long gets no more tokens
 
     def headline(self, implementation: str, device: str) -> str:
         dtype = str(self.dtype).removeprefix("torch.")
@@ -112,7 +114,7 @@ class LifeCase:
 @st.composite
 def pools(draw: st.DrawFn, capabilities: Capabilities) -> Pool:
     block_size = draw(st.sampled_from(capabilities.allowed("block_sizes", BLOCK_SIZES)), label="block_size")
-    most = max(1, min(MOST_BLOCKS, (capabilities.max_context or 10**9) // block_size))
+    most = min(MOST_BLOCKS, max(4, MOST_BLOCKS * 256 // block_size))
     pool = Pool(
         dtype=draw(st.sampled_from(capabilities.dtypes), label="dtype"),
         block_size=block_size,
@@ -121,6 +123,7 @@ def pools(draw: st.DrawFn, capabilities: Capabilities) -> Pool:
         group_size=draw(st.sampled_from(capabilities.allowed("group_sizes", (1, 2))), label="group_size"),
         head_dim=draw(st.sampled_from(capabilities.allowed("head_dims", (16,))), label="head_dim"),
         order_seed=draw(st.integers(0, 99), label="order_seed"),
+        longest=capabilities.max_context or NO_LIMIT,
     )
     return replace(pool, other_token=OTHER_TOKENS[pool.order_seed % len(OTHER_TOKENS)])
 
@@ -177,7 +180,7 @@ def fixed_lives(capabilities: Capabilities) -> list[LifeCase]:
     size = capabilities.allowed("block_sizes", (1, *BLOCK_SIZES))[0]
     pool = Pool(
         capabilities.dtypes[0], size, MOST_BLOCKS, group_size=capabilities.allowed("group_sizes", (1, 2))[0],
-        head_dim=capabilities.allowed("head_dims", (16,))[0],
+        head_dim=capabilities.allowed("head_dims", (16,))[0], longest=capabilities.max_context or NO_LIMIT,
     )  # fmt: skip
     whole = Prefill((ALL,))
     alike = (Admit(2 * size + 1), whole, Admit(2 * size + 1, (0,)), whole)

@@ -64,7 +64,7 @@ class Life(LifeBook):
     def admit(self, length: int, changed: tuple[int, ...]) -> None:
         if len(self.sequences) >= MOST_SEQUENCES:
             return
-        sequence = Sequence(self.number, [], [])
+        sequence, length = Sequence(self.number, [], []), min(length, self.pool.longest)
         for position in range(length):
             sequence.append(self.pool.other_token if position in changed else 0)
         self.number += 1
@@ -137,19 +137,22 @@ class Life(LifeBook):
         if not any(count for _, count in work):
             return
         self.told.append("prefill")
-        riders = [sequence for sequence in self.live() if sequence.remaining == 0] if with_decodes else []
+        riders = self.that_decode() if with_decodes else []
         for sequence in riders:
             self.append(sequence, 0)
         self.step([*work, *((sequence, 1) for sequence in riders)], decoding=False)
 
     def decode(self, token: int) -> None:
-        work = [sequence for sequence in self.live() if sequence.remaining == 0]
+        work = self.that_decode()
         if not work:
             return
         self.told.append("decode")
         for sequence in work:
             self.append(sequence, token)
         self.step([(sequence, 1) for sequence in work], decoding=True)
+
+    def that_decode(self) -> list[Sequence]:
+        return [sequence for sequence in self.live() if sequence.remaining == 0 and len(sequence.tokens) < self.pool.longest]
 
     def append(self, sequence: Sequence, token: int) -> None:
         """A fork goes on with tokens of its own."""
