@@ -17,6 +17,7 @@ BLOCK_SIZES = (4, 1, 2, 3, 16)
 OTHER_TOKENS = (1, 2**16, 2**33)  # what stands beside token 0 in a pool; the latter two are 0 in 16 and in 32 bits
 MOST_BLOCKS = 12
 MOST_PHRASES = 16
+LONG = 1100  # tokens; a prompt of several blocks is not longer, and where a single block is, a prompt ends around it
 ALL = 100_000  # tokens of a chunk: all that are left
 
 
@@ -130,6 +131,7 @@ def pools(draw: st.DrawFn, capabilities: Capabilities) -> Pool:
 
 def near_blocks(block_size: int, most_blocks: int) -> st.SearchStrategy[int]:
     """A number of tokens, from 1 on: around the end of a block, or anywhere."""
+    most_blocks = max(1, min(most_blocks, LONG // block_size))
     around = sorted({max(1, k * block_size + d) for k in range(most_blocks + 1) for d in (-1, 0, 1)})
     return st.one_of(st.sampled_from(around), st.integers(1, most_blocks * block_size + 1))
 
@@ -183,7 +185,8 @@ def fixed_lives(capabilities: Capabilities) -> list[LifeCase]:
         head_dim=capabilities.allowed("head_dims", (16,))[0], longest=capabilities.max_context or NO_LIMIT,
     )  # fmt: skip
     whole = Prefill((ALL,))
-    alike = (Admit(2 * size + 1), whole, Admit(2 * size + 1, (0,)), whole)
+    length = (2 if 2 * size <= LONG else 1) * size + 1
+    alike = (Admit(length), whole, Admit(length, (0,)), whole)
     # the parent's tokens are 0 0 0, its fork's 0 1 1: a prompt of 0 0 1 0 hits no third block
     apart = (Admit(1), whole, Fork(), Decode(), Decode(), Admit(4, (2,)), whole)
     return [*(LifeCase(replace(pool, other_token=token), alike) for token in OTHER_TOKENS[1:]), LifeCase(pool, apart)]

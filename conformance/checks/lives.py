@@ -20,7 +20,7 @@ from conformance.checks.budget import exact_and_limit
 from conformance.checks.contents import KEY, QUERY, VALUE, rows_of
 from conformance.checks.life_book import POISON, LifeBook, LifeEnds, Sequence
 from conformance.checks.managed import HITS
-from conformance.checks.steps import attended
+from conformance.checks.steps import attended, rows_to_judge
 from conformance.findings import Broken, Call
 from conformance.judge import Judge
 from reference import SequenceState
@@ -285,20 +285,17 @@ class Life(LifeBook):
             self.blame(DECODED if decoding else PREFILLED, broken)
 
     def require_rows(self, out: torch.Tensor, q: torch.Tensor, work: list[tuple[Sequence, int]], scale: float, call: Call) -> None:
-        """Every row against dense attention over its sequence's own history."""
-        wants, limits, row = [], [], 0
+        """Every row, or many of a long chunk, against dense attention over its sequence's own history."""
+        call.want, call.limit, row = torch.zeros_like(out), torch.full_like(out, float("inf")), 0
         for sequence, count in work:
             end = sequence.computed + count
             history = torch.tensor(sequence.names[:end], device=out.device)
-            visible = torch.arange(sequence.computed + 1, end + 1)
-            want, limit = exact_and_limit(
-                q[row : row + count], self.rows(history, KEY), self.rows(history, VALUE), visible, scale, self.pool.dtype,
+            judged = torch.tensor(rows_to_judge(sequence.computed, count, self.pool.block_size))
+            call.want[row + judged], call.limit[row + judged] = exact_and_limit(
+                q[row + judged], self.rows(history, KEY), self.rows(history, VALUE), sequence.computed + 1 + judged, scale, self.pool.dtype,
                 self.judge.capabilities.float32_products,
             )  # fmt: skip
-            wants.append(want)
-            limits.append(limit)
             row += count
-        call.want, call.limit = torch.cat(wants), torch.cat(limits)
         error = (out - call.want).abs()
         wrong = ~(error <= call.limit)
         if not bool(wrong.any()):
