@@ -28,7 +28,7 @@ from conformance.findings import Broken, Finding, Record
 from conformance.implementation import CannotLoad, Implementation, load_implementation
 from conformance.judge import EFFORTS, Judge
 from conformance.replay import write_replay
-from conformance.verdicts import TestVerdict, clause_verdicts, render_finding, summary_lines, write_json
+from conformance.verdicts import ALL_REFUSED, TestVerdict, clause_verdicts, render_finding, summary_lines, write_json
 
 SUBJECTS = ("slot_mapping", "store_kvcache", "prefill_attention", "decode_attention", "batches", "steps", "logits", "sampling")
 implementation_key = pytest.StashKey[Implementation]()
@@ -183,7 +183,7 @@ def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) ->
     elif error is not None and report.failed:
         told["verdict"], told["text"] = "error", f"the judge could not run: {type(error).__name__}: {error}"
     elif judge.record.examples and sum(judge.record.refusals.values()) == judge.record.examples:
-        told["verdict"], told["text"] = "refused", "every case was refused"
+        told["verdict"], told["text"] = "refused", ALL_REFUSED
     report.user_properties.append(("whichslot", told))
 
 

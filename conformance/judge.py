@@ -24,6 +24,11 @@ EFFORTS = {"quick": 0.3, "default": 1.0, "thorough": 8.0}
 PATIENCE_SECONDS = {"quick": 0.2, "default": 2.0, "thorough": float("inf")}
 PATIENCE_ON_A_GPU = 6.0  # times as long: compiling counts, and is done in the process that judges
 SHRINKING_SECONDS = 5.0  # after this long no smaller case is taken up
+# the clause that says that a function leaves its inputs and its earlier results alone; no other function is held to that
+UNCHANGED = {
+    "prefill_attention": "PRE-9", "decode_attention": "DEC-9", "store_kvcache": "KV-2", "sample": "SAMPLE-9", "last_token_logits": "LOGIT-3",
+    "parallel_logits": "LOGIT-3",
+}  # fmt: skip
 Case = TypeVar("Case")
 
 
@@ -160,7 +165,8 @@ class Judge:
             if not torch.equal(bits(tensor), earlier_bits):
                 self.note_beside(unchanged_clause(earlier_function), OVERWRITTEN)
         self._earlier = None
-        if isinstance(result, torch.Tensor) and result.numel() > 0 and result.device.type == self.device.type:
+        watched = function in UNCHANGED and isinstance(result, torch.Tensor)  # what prepares a step may keep one buffer for all of them
+        if watched and result.numel() > 0 and result.device.type == self.device.type:
             self._earlier = (function, result, bits(result.contiguous()).clone().view(result.shape))
         return result
 
@@ -186,7 +192,7 @@ def size_of(case: Any) -> int:
 
 def unchanged_clause(function: str) -> str:
     """The clause that says that this function leaves its inputs and its earlier results alone."""
-    return {"prefill_attention": "PRE-9", "decode_attention": "DEC-9", "store_kvcache": "KV-2", "sample": "SAMPLE-9"}.get(function, "LOGIT-3")
+    return UNCHANGED[function]
 
 
 __all__ = ["CLAUSES", "EFFORTS", "Judge", "unchanged_clause"]

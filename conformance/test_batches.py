@@ -2,7 +2,7 @@
 
 import pytest
 
-from conformance.cases.sequences import BLOCK_SIZES, SequencesCase, decodes, many_sequences, prefills, warm_ups, wide_table
+from conformance.cases.sequences import BLOCK_SIZES, NO_LIMIT, SequencesCase, decodes, many_sequences, prefills, warm_ups, wide_tables
 from conformance.checks.batches import BatchChecks
 from conformance.judge import Judge
 
@@ -11,46 +11,50 @@ def block_sizes(judge: Judge) -> list[int]:
     return judge.capabilities.allowed("block_sizes", BLOCK_SIZES)
 
 
+def most(judge: Judge) -> int:
+    return judge.capabilities.max_context or NO_LIMIT
+
+
 def wide_prefills(judge: Judge) -> list[SequencesCase]:
-    return [many_sequences(block_sizes(judge), 65), wide_table(block_sizes(judge))]
+    return [many_sequences(block_sizes(judge), 65, most=most(judge)), *wide_tables(block_sizes(judge), most=most(judge))]
 
 
 @pytest.mark.clause("BATCH-1", function="prepare_prefill")
 def test_input_ids(judge: Judge) -> None:
-    judge.for_all(prefills(block_sizes(judge)), BatchChecks(judge).input_ids, examples=80, explicit=wide_prefills(judge))
+    judge.for_all(prefills(block_sizes(judge), most=most(judge)), BatchChecks(judge).input_ids, examples=80, explicit=wide_prefills(judge))
 
 
 @pytest.mark.clause("BATCH-2", function="prepare_prefill")
 def test_positions(judge: Judge) -> None:
-    judge.for_all(prefills(block_sizes(judge)), BatchChecks(judge).positions, examples=80, explicit=wide_prefills(judge))
+    judge.for_all(prefills(block_sizes(judge), most=most(judge)), BatchChecks(judge).positions, examples=80, explicit=wide_prefills(judge))
 
 
 @pytest.mark.clause("BATCH-3", function="prepare_prefill")
 def test_cu_seqlens(judge: Judge) -> None:
-    judge.for_all(prefills(block_sizes(judge)), BatchChecks(judge).cu_seqlens, examples=80, explicit=wide_prefills(judge))
+    judge.for_all(prefills(block_sizes(judge), most=most(judge)), BatchChecks(judge).cu_seqlens, examples=80, explicit=wide_prefills(judge))
 
 
 @pytest.mark.clause("BATCH-4", function="prepare_prefill")
 def test_max_seqlens(judge: Judge) -> None:
-    judge.for_all(prefills(block_sizes(judge)), BatchChecks(judge).max_seqlens, examples=80, explicit=wide_prefills(judge))
+    judge.for_all(prefills(block_sizes(judge), most=most(judge)), BatchChecks(judge).max_seqlens, examples=80, explicit=wide_prefills(judge))
 
 
 @pytest.mark.clause("BATCH-5", function="prepare_prefill")
 def test_block_tables(judge: Judge) -> None:
-    judge.for_all(prefills(block_sizes(judge)), BatchChecks(judge).block_tables, examples=80, explicit=wide_prefills(judge))
+    judge.for_all(prefills(block_sizes(judge), most=most(judge)), BatchChecks(judge).block_tables, examples=80, explicit=wide_prefills(judge))
 
 
 @pytest.mark.clause("BATCH-6", function="prepare_decode")
 def test_decode_step(judge: Judge) -> None:
-    wide = [many_sequences(block_sizes(judge), 65, decode=True), wide_table(block_sizes(judge))]
-    judge.for_all(decodes(block_sizes(judge)), BatchChecks(judge).decode_step, examples=80, explicit=wide)
+    wide = [many_sequences(block_sizes(judge), 65, decode=True, most=most(judge)), *wide_tables(block_sizes(judge), most=most(judge))]
+    judge.for_all(decodes(block_sizes(judge), most=most(judge)), BatchChecks(judge).decode_step, examples=80, explicit=wide)
 
 
 @pytest.mark.clause("BATCH-7", function="prepare_prefill")
 def test_warm_up(judge: Judge) -> None:
-    judge.for_all(warm_ups(block_sizes(judge)), BatchChecks(judge).warm_up, examples=30)
+    judge.for_all(warm_ups(block_sizes(judge), most=most(judge)), BatchChecks(judge).warm_up, examples=30)
 
 
 @pytest.mark.clause("CLAIM-3", function="prepare_decode")
 def test_slot_mapping_with_spare_blocks(judge: Judge) -> None:
-    judge.for_all(decodes(block_sizes(judge), spare_blocks=True), BatchChecks(judge).decode_slots, examples=80)
+    judge.for_all(decodes(block_sizes(judge), spare_blocks=True, most=most(judge)), BatchChecks(judge).decode_slots, examples=80)

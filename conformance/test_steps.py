@@ -28,6 +28,7 @@ def test_step_batches_of_real_requests(judge: Judge) -> None:
     tokens_per_hash = max(min(block_size, 64), 64 // block_size * block_size) if judge.is_cuda else min(block_size, 16)
     requests = read_requests(tokens_per_hash, (REQUESTS if judge.is_cuda else REQUESTS_ON_A_CPU)[judge.effort])
     largest = max(request.num_tokens + request.num_generated for request in requests)
+    largest = min(largest, judge.capabilities.max_context or largest)  # a longer one is cut
     engine = Engine(
         dtype=judge.capabilities.dtypes[0],
         block_size=block_size,

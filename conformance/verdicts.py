@@ -14,6 +14,7 @@ from conformance.findings import Finding, Record
 # a clause gets the worst verdict of its tests; from worst to best
 ORDER = ("crash", "error", "timeout", "fail", "refused", "waived", "pass", "not offered")
 BAD = ("crash", "error", "timeout", "fail")
+ALL_REFUSED = "every case was refused"
 
 
 @dataclass
@@ -25,6 +26,11 @@ class TestVerdict:
     text: str = ""  # the finding, or the reason
     record: Record | None = None
     seconds: float = 0.0
+
+    @property
+    def name(self) -> str:
+        """test_prefill_attention_heads, say."""
+        return self.nodeid.rpartition("::")[2].partition("[")[0]
 
 
 @dataclass
@@ -70,6 +76,8 @@ def clause_verdicts(tests: Iterable[TestVerdict], waivers: dict[str, str]) -> li
             continue
         worst = min((test.verdict for test in own), key=ORDER.index, default="not offered")
         text = next((test.text for test in own if test.verdict == worst), "")
+        if text == ALL_REFUSED and (some := [test.name for test in own if test.verdict == worst]) != [test.name for test in own]:
+            text = f"every case of {', '.join(some)} was refused"
         if clause.id in beside and worst not in BAD:
             worst, text = "fail", f"{beside[clause.id]} (seen while other clauses were judged)"
         if clause.id in waivers:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from hypothesis import strategies as st
 
 from conformance.capabilities import Capabilities
 from conformance.cases.lengths import edges
+from conformance.cases.sequences import NO_LIMIT
 from conformance.cases.tables import blocks_for, shuffled_tables
 
 BLOCK_SIZES = (4, 1, 2, 3, 16, 8, 5, 32, 64, 256)
@@ -58,12 +59,13 @@ class GrowingCase:
 @st.composite
 def growing(draw: st.DrawFn, capabilities: Capabilities, *, longest: int = 40) -> GrowingCase:
     block_size = draw(st.sampled_from(capabilities.allowed("block_sizes", BLOCK_SIZES)), label="block_size")
-    longest = max(longest, min(block_size + 3, capabilities.max_context or 10**9))
+    most = capabilities.max_context or NO_LIMIT
+    longest = min(most, max(longest, block_size + 3))
     around = [n for n in edges(block_size, longest) if n <= 2 * block_size + 1] or [1]
     chunks = draw(
         st.lists(st.lists(st.sampled_from(around), min_size=1, max_size=2).map(tuple), min_size=1, max_size=3).map(tuple), label="chunks"
     )
-    return GrowingCase(
+    case = GrowingCase(
         dtype=draw(st.sampled_from(capabilities.dtypes), label="dtype"),
         block_size=block_size,
         num_kv_heads=draw(st.sampled_from((1, 2)), label="num_kv_heads"),
@@ -74,3 +76,15 @@ def growing(draw: st.DrawFn, capabilities: Capabilities, *, longest: int = 40) -
         table_seed=draw(st.integers(0, 999), label="table_seed"),
         data_seed=draw(st.integers(0, 999), label="data_seed"),
     )
+    steps = min(case.steps, most - 1)
+    return replace(case, steps=steps, chunks=tuple(cut(chunks, most - steps) for chunks in case.chunks))
+
+
+def cut(chunks: tuple[int, ...], most: int) -> tuple[int, ...]:
+    """The chunks of the first `most` tokens.
+
+    >>> cut((5, 3), 6), cut((5, 3), 5)
+    ((5, 1), (5,))
+    """
+    kept = [min(chunk, most - sum(chunks[:i])) for i, chunk in enumerate(chunks)]
+    return tuple(chunk for chunk in kept if chunk > 0)

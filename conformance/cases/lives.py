@@ -11,11 +11,13 @@ import torch
 from hypothesis import strategies as st
 
 from conformance.capabilities import Capabilities
+from conformance.cases.sequences import NO_LIMIT
 
 BLOCK_SIZES = (4, 1, 2, 3, 16)
 OTHER_TOKENS = (1, 2**16, 2**33)  # what stands beside token 0 in a pool; the latter two are 0 in 16 and in 32 bits
 MOST_BLOCKS = 12
 MOST_PHRASES = 16
+LONG = 1100  # tokens; a prompt of several blocks is not longer, and where a single block is, a prompt ends around it
 ALL = 100_000  # tokens of a chunk: all that are left
 
 
@@ -77,6 +79,7 @@ class Pool:
     head_dim: int = 16
     order_seed: int = 0  # in which order blocks are handed out
     other_token: int = 1  # besides 0
+    longest: int = NO_LIMIT  # tokens of a sequence: a longer prompt is cut, and what is so long gets no more tokens
 
     def headline(self, implementation: str, device: str) -> str:
         dtype = str(self.dtype).removeprefix("torch.")
@@ -112,7 +115,7 @@ class LifeCase:
 @st.composite
 def pools(draw: st.DrawFn, capabilities: Capabilities) -> Pool:
     block_size = draw(st.sampled_from(capabilities.allowed("block_sizes", BLOCK_SIZES)), label="block_size")
-    most = max(1, min(MOST_BLOCKS, (capabilities.max_context or 10**9) // block_size))
+    most = min(MOST_BLOCKS, max(4, MOST_BLOCKS * 256 // block_size))
     pool = Pool(
         dtype=draw(st.sampled_from(capabilities.dtypes), label="dtype"),
         block_size=block_size,
@@ -121,12 +124,14 @@ def pools(draw: st.DrawFn, capabilities: Capabilities) -> Pool:
         group_size=draw(st.sampled_from(capabilities.allowed("group_sizes", (1, 2))), label="group_size"),
         head_dim=draw(st.sampled_from(capabilities.allowed("head_dims", (16,))), label="head_dim"),
         order_seed=draw(st.integers(0, 99), label="order_seed"),
+        longest=capabilities.max_context or NO_LIMIT,
     )
     return replace(pool, other_token=OTHER_TOKENS[pool.order_seed % len(OTHER_TOKENS)])
 
 
 def near_blocks(block_size: int, most_blocks: int) -> st.SearchStrategy[int]:
     """A number of tokens, from 1 on: around the end of a block, or anywhere."""
+    most_blocks = max(1, min(most_blocks, LONG // block_size))
     around = sorted({max(1, k * block_size + d) for k in range(most_blocks + 1) for d in (-1, 0, 1)})
     return st.one_of(st.sampled_from(around), st.integers(1, most_blocks * block_size + 1))
 
@@ -177,10 +182,11 @@ def fixed_lives(capabilities: Capabilities) -> list[LifeCase]:
     size = capabilities.allowed("block_sizes", (1, *BLOCK_SIZES))[0]
     pool = Pool(
         capabilities.dtypes[0], size, MOST_BLOCKS, group_size=capabilities.allowed("group_sizes", (1, 2))[0],
-        head_dim=capabilities.allowed("head_dims", (16,))[0],
+        head_dim=capabilities.allowed("head_dims", (16,))[0], longest=capabilities.max_context or NO_LIMIT,
     )  # fmt: skip
     whole = Prefill((ALL,))
-    alike = (Admit(2 * size + 1), whole, Admit(2 * size + 1, (0,)), whole)
+    length = (2 if 2 * size <= LONG else 1) * size + 1
+    alike = (Admit(length), whole, Admit(length, (0,)), whole)
     # the parent's tokens are 0 0 0, its fork's 0 1 1: a prompt of 0 0 1 0 hits no third block
     apart = (Admit(1), whole, Fork(), Decode(), Decode(), Admit(4, (2,)), whole)
     return [*(LifeCase(replace(pool, other_token=token), alike) for token in OTHER_TOKENS[1:]), LifeCase(pool, apart)]

@@ -11,6 +11,7 @@ from conformance.cases.tables import blocks_for, shuffled_tables
 from reference import SequenceState
 
 BLOCK_SIZES = (1, 2, 3, 4, 16, 5, 8, 32, 64, 100, 128, 256)
+NO_LIMIT = 10**9  # tokens of a sequence, where an implementation states no max_context
 
 
 @dataclass(frozen=True)
@@ -54,11 +55,11 @@ def token_ids(sequence: int, length: int) -> list[int]:
 
 
 @st.composite
-def prefills(draw: st.DrawFn, block_sizes: list[int], *, hits: bool | None = None, max_blocks: int = 5) -> SequencesCase:
-    """A prefill batch. hits: whether some sequence has cached tokens (None: drawn)."""
+def prefills(draw: st.DrawFn, block_sizes: list[int], *, hits: bool | None = None, max_blocks: int = 5, most: int = NO_LIMIT) -> SequencesCase:
+    """A prefill batch. hits: whether some sequence has cached tokens (None: drawn); most: tokens of a sequence."""
     block_size = draw(st.sampled_from(block_sizes), label="block_size")
     max_blocks = draw(st.sampled_from([max_blocks, 24]), label="max_blocks")
-    maximum = max(3, min(700, max_blocks * block_size + 1))
+    maximum = min(most, max(3, min(700, max_blocks * block_size + 1)))
     if hits is None:
         hits = draw(st.booleans(), label="hits")
     count = draw(st.one_of(st.integers(1, 5), st.integers(6, 12)), label="sequences")
@@ -69,10 +70,15 @@ def prefills(draw: st.DrawFn, block_sizes: list[int], *, hits: bool | None = Non
         rest = draw(st.sampled_from([0, 0, 1, block_size, 2 * block_size + 1]), label=f"tokens after the chunk {i}")
         ends.append(end)
         cached.append(start)
-        known.append(end + rest)
+        known.append(min(end + rest, most))
         spare.append(draw(st.booleans(), label=f"table of the whole prompt {i}"))
     if hits and max(cached) == 0:
-        ends[0], cached[0], known[0] = ends[0] + block_size, block_size, known[0] + block_size
+        end = ends[0] + block_size
+        if end <= most:
+            ends[0], cached[0], known[0] = end, block_size, min(known[0] + block_size, most)
+        elif most > 1:  # one that begins inside a block
+            ends[0] = max(2, ends[0])
+            cached[0], known[0] = ends[0] - 1, max(known[0], ends[0])
     needed = [blocks_for(n if whole else end, block_size) for n, end, whole in zip(known, ends, spare, strict=True)]
     pool = sum(needed) + 1 + draw(st.sampled_from([1, 3, 40]), label="blocks of nobody")
     tables = high_tables(needed, pool, draw(st.integers(0, 999), label="table_seed"), draw(first_blocks(), label="first_block"))
@@ -96,11 +102,13 @@ def starts_of_chunk(end: int, block_size: int) -> st.SearchStrategy[int]:
 
 
 @st.composite
-def decodes(draw: st.DrawFn, block_sizes: list[int], *, spare_blocks: bool = False, max_blocks: int = 5) -> SequencesCase:
+def decodes(
+    draw: st.DrawFn, block_sizes: list[int], *, spare_blocks: bool = False, max_blocks: int = 5, most: int = NO_LIMIT
+) -> SequencesCase:
     """A decode batch: each sequence's table ends with the block of its last token, or goes on if `spare_blocks`."""
     block_size = draw(st.sampled_from(block_sizes), label="block_size")
     max_blocks = draw(st.sampled_from([max_blocks, 24]), label="max_blocks")
-    maximum = max(3, min(700, max_blocks * block_size + 1))
+    maximum = min(most, max(3, min(700, max_blocks * block_size + 1)))
     known = draw(st.one_of(*(st.lists(lengths(block_size, maximum), min_size=1, max_size=n) for n in (5, 12))), label="lengths")
     needed = [blocks_for(n, block_size) for n in known]
     if spare_blocks:
@@ -113,30 +121,36 @@ def decodes(draw: st.DrawFn, block_sizes: list[int], *, spare_blocks: bool = Fal
 
 
 @st.composite
-def warm_ups(draw: st.DrawFn, block_sizes: list[int]) -> SequencesCase:
+def warm_ups(draw: st.DrawFn, block_sizes: list[int], *, most: int = NO_LIMIT) -> SequencesCase:
     """A prefill before there is a cache: no sequence has a block table."""
     block_size = draw(st.sampled_from(block_sizes), label="block_size")
-    known = draw(st.lists(lengths(block_size, 4 * block_size + 1), min_size=1, max_size=4), label="lengths")
+    known = draw(st.lists(lengths(block_size, min(most, 4 * block_size + 1)), min_size=1, max_size=4), label="lengths")
     return SequencesCase(block_size, tuple(known), (0,) * len(known), tuple(known), ((),) * len(known))
 
 
 # --- what every effort tries ------------------------------------------------------------------------------------------------------------
 
 
-def many_sequences(block_sizes: list[int], count: int, *, decode: bool = False) -> SequencesCase:
+def many_sequences(block_sizes: list[int], count: int, *, decode: bool = False, most: int = NO_LIMIT) -> SequencesCase:
     """So many sequences of 5 tokens: past the 32 and the 64 that a batch may be cut in. The k-th of a prefill has k % 3 cached tokens."""
+    length = min(5, most)
     size = 4 if 4 in block_sizes else block_sizes[0]
-    cached = tuple(4 if decode else k % 3 for k in range(count))
-    tables = shuffled_tables([blocks_for(5, size)] * count, count * blocks_for(5, size) + 1, seed=0)
-    return SequencesCase(size, (5,) * count, cached, tuple(5 - n for n in cached), tuple(map(tuple, tables)))
+    cached = tuple(length - 1 if decode else min(k % 3, length - 1) for k in range(count))
+    tables = shuffled_tables([blocks_for(length, size)] * count, count * blocks_for(length, size) + 1, seed=0)
+    return SequencesCase(size, (length,) * count, cached, tuple(length - n for n in cached), tuple(map(tuple, tables)))
 
 
-def wide_table(block_sizes: list[int]) -> SequencesCase:
-    """A sequence that is about to compute its last token, with a table of more than 128 columns, beside one of a single block."""
+def wide_tables(block_sizes: list[int], *, most: int = NO_LIMIT) -> list[SequencesCase]:
+    """A sequence that is about to compute its last token, with a table of more than 128 columns, beside one of a single block.
+
+    None where a sequence cannot be so long.
+    """
     size = min(block_sizes)
     lengths = (129 * size + 1, 1)
+    if lengths[0] > most:
+        return []
     tables = shuffled_tables([blocks_for(n, size) for n in lengths], 140, seed=0)
-    return SequencesCase(size, lengths, tuple(n - 1 for n in lengths), (1, 1), tuple(map(tuple, tables)))
+    return [SequencesCase(size, lengths, tuple(n - 1 for n in lengths), (1, 1), tuple(map(tuple, tables)))]
 
 
 def with_empties(case: SequencesCase, *, around: bool = False) -> SequencesCase:

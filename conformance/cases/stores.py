@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -16,6 +17,7 @@ from conformance.cases.lengths import TILES
 
 BLOCK_SIZES = (4, 1, 2, 3, 16, 8, 5, 32, 64, 100, 128, 256)
 HEAD_SHAPES = ((1, 16), (2, 16), (1, 64), (3, 40), (8, 128), (5, 7), (1, 80), (4, 32), (2, 256), (1, 1), (3, 96), (9, 128), (32, 128), (2, 192))
+MOST_BITS = 2**23 - 1  # elements of a tensor whose bits are all drawn
 SKIPS = ("none", "first", "last", "interior", "some", "all")
 NOTABLE_BITS = {
     torch.float16: (0x0000, 0x8000, 0x0001, 0x83FF, 0x7C00, 0xFC00, 0x7E00, 0x7C01, 0xFFFF, 0x7BFF),
@@ -64,7 +66,9 @@ class StoreCase:
     def random_bits(self, shape: tuple[int, ...], seed: int) -> torch.Tensor:
         """Values of every bit pattern, the notable ones often."""
         generator = torch.Generator().manual_seed(seed)
-        width = self.dtype.itemsize
+        width, count = self.dtype.itemsize, math.prod(shape)
+        if count > MOST_BITS:  # they repeat
+            return self.random_bits((MOST_BITS,), seed).repeat(-(-count // MOST_BITS))[:count].view(shape)
         integers = {2: torch.int16, 4: torch.int32}[width]
         raw = torch.randint(-(2 ** (8 * width - 1)), 2 ** (8 * width - 1), shape, generator=generator, dtype=torch.int64)
         notable = torch.tensor(NOTABLE_BITS[self.dtype], dtype=torch.int64)
@@ -111,6 +115,8 @@ def stores(
     if num_kv_heads * head_dim > 1024:
         num_rows = min(num_rows, 5)
     spare = draw(st.sampled_from([1, 2, 5]), label="spare blocks")
+    if block_size > max(BLOCK_SIZES):  # the caches stay as small as those of smaller blocks
+        spare, num_kv_heads = 1, max(1, min(num_kv_heads, 1024 * max(BLOCK_SIZES) // (block_size * head_dim)))
     cache_layout, row_layout = draw(st.sampled_from(layouts), label="layouts")
     return StoreCase(
         dtype=draw(st.sampled_from(capabilities.dtypes), label="dtype"),

@@ -8,7 +8,7 @@ import torch
 from conformance.cases.growing import GrowingCase
 from conformance.cases.sequences import token_ids
 from conformance.cases.tables import blocks_for
-from conformance.checks.steps import History, Pipeline, normal_rows, require_row
+from conformance.checks.steps import History, Pipeline, normal_rows, require_row, rows_to_judge
 from conformance.judge import Judge
 from reference import SequenceState
 
@@ -43,15 +43,15 @@ def check_growing(judge: Judge, case: GrowingCase) -> None:
             return
         row = 0
         for i, state in zip(who, states, strict=True):
-            for t in range(counts[i]):
+            for t in rows_to_judge(state.num_cached_tokens, counts[i], case.block_size):
                 visible = state.num_cached_tokens + t + 1
                 where = (
                     f"{'prefill' if prefill else 'decode'} of {counts[i]} after {state.num_cached_tokens}, sequence {i}, position {visible - 1} "
                     f"= logical block {(visible - 1) // case.block_size}, offset {(visible - 1) % case.block_size}"
                 )
-                share = require_row(pipeline, out, row, past[i], visible, tables[i], where)
+                share = require_row(pipeline, out, row + t, past[i], visible, tables[i], where)
                 judge.note_budget(case.dtype, share)
-                row += 1
+            row += counts[i]
 
     for chunk in range(max(len(chunks) for chunks in case.chunks)):
         schedule([chunks[chunk] if chunk < len(chunks) else 0 for chunks in case.chunks], prefill=True)

@@ -51,7 +51,15 @@ def places_to_look(slots: list[int], num_slots: int, width: int) -> set[int]:
     return {slot for slot in looked_at if 0 <= slot < num_slots}
 
 
-def attend_and_look(attention, decode, shape, dtype_name, group_size, device) -> str:
+def tables_and_lens(shape, longest) -> tuple[list[list[int]], list[int]]:
+    """The block tables of two sequences of at most `longest` keys: blocks at both ends of the caches, and around 2^31; and their keys."""
+    num_blocks, block_size, num_kv_heads, head_dim = shape
+    edge = -(-HUGE // (block_size * num_kv_heads * head_dim))
+    tables = [[num_blocks - 1, 0, edge], [edge - 1, num_blocks - 2, -1]]
+    return tables, [min(2 * block_size + 1, head_dim, longest), min(2 * block_size - 1, head_dim - 1, longest)]
+
+
+def attend_and_look(attention, decode, shape, dtype_name, group_size, longest, device) -> str:
     """Two sequences whose blocks lie at both ends of two caches (N, S, Hk, D) and around 2^31. Returns what is wrong, or nothing.
 
     q = 0, and V of position p is 1 in dimension p: the output is 1 / n in the first n dimensions. What else might be read is loud.
@@ -59,9 +67,7 @@ def attend_and_look(attention, decode, shape, dtype_name, group_size, device) ->
     num_blocks, block_size, num_kv_heads, head_dim = shape
     width, dtype = num_kv_heads * head_dim, getattr(torch, dtype_name)
     k_cache, v_cache = (torch.empty(shape, dtype=dtype, device=device) for _ in range(2))
-    edge = -(-HUGE // (block_size * width))
-    tables = [[num_blocks - 1, 0, edge], [edge - 1, num_blocks - 2, -1]]
-    lens = [min(2 * block_size + 1, head_dim), min(2 * block_size - 1, head_dim - 1)]
+    tables, lens = tables_and_lens(shape, longest)
     used = {block for table in tables for block in table if block >= 0}
     aliases = {block * block_size * width % modulus // (block_size * width) for block in used for modulus in (2**30, HUGE, 2 * HUGE)}
     for block in {near for place in used | aliases for near in (place - 1, place, place + 1) if 0 <= near < num_blocks}:

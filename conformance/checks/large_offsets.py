@@ -38,6 +38,12 @@ class HugeStoreCase:
     num_kv_heads: int = 8
     head_dim: int = 128
     dtype: torch.dtype = torch.float16
+    function: str = "store_kvcache"
+    longest: int = 10**9  # tokens of a sequence
+
+    @property
+    def shape(self) -> tuple[int, int, int, int]:
+        return self.num_blocks, self.block_size, self.num_kv_heads, self.head_dim
 
     @property
     def width(self) -> int:
@@ -51,17 +57,23 @@ class HugeStoreCase:
     def slots(self) -> list[int]:
         """The first and the last slot, and those just under, at and over the one whose element offset is 2^31; then where a skip lies."""
         edge, last = -(-HUGE // self.width), self.num_blocks * self.block_size - 1
-        return [edge, edge - 1, last, -1, edge + 1, 0, edge + self.block_size + 1, edge - self.block_size, 5]
+        slots = [edge, edge - 1, last, -1, edge + 1, 0, edge + self.block_size + 1, edge - self.block_size, 5]
+        return list(dict.fromkeys(slots))  # some are the same one where a block is a single slot
 
     def headline(self, implementation: str, device: str) -> str:
         dtype = str(self.dtype).removeprefix("torch.")
         heads = f"Hk {self.num_kv_heads} · D {self.head_dim}"
-        return f"{implementation}.store_kvcache   {dtype} · S {self.block_size} · {heads} · {device}"
+        return f"{implementation}.{self.function}   {dtype} · S {self.block_size} · {heads} · {device}"
 
     def literals(self) -> list[tuple[str, str]]:
         elements = self.num_blocks * self.block_size * self.width
+        if self.function == "store_kvcache":
+            asked = [("slot_mapping", f"{self.slots} {str(self.index_dtype).removeprefix('torch.')}")]
+        else:
+            tables, lens = huge_cache.tables_and_lens(self.shape, self.longest)
+            asked = [("block_tables", str(tables)), ("keys of each sequence", str(lens))]
         return [
-            ("slot_mapping", f"{self.slots} {str(self.index_dtype).removeprefix('torch.')}"),
+            *asked,
             ("caches", f"{self.num_blocks} blocks = {elements} elements each, 2^31 = {HUGE}"),
             ("so that", f"slot {-(-HUGE // self.width)} begins at element {-(-HUGE // self.width) * self.width}"),
         ]
@@ -80,20 +92,21 @@ def huge_case(judge: Judge, index_dtype: torch.dtype) -> HugeStoreCase:
         num_kv_heads=max(1, 1024 // head_dim),
         head_dim=head_dim,
         dtype=next((dtype for dtype in takes.dtypes if dtype.itemsize == 2), takes.dtypes[0]),
+        function=judge.function,
+        longest=takes.max_context or HugeStoreCase.longest,
     )
 
 
 def check_huge_cache(judge: Judge, case: HugeStoreCase) -> None:
-    shape = case.num_blocks, case.block_size, case.num_kv_heads, case.head_dim
     dtype, index_dtype = (str(t).removeprefix("torch.") for t in (case.dtype, case.index_dtype))
-    require_holds(judge, "store_kvcache", "store_and_look", (shape, dtype, case.slots, index_dtype, str(judge.device)))
+    require_holds(judge, "store_kvcache", "store_and_look", (case.shape, dtype, case.slots, index_dtype, str(judge.device)))
 
 
 def check_huge_pool(judge: Judge, case: HugeStoreCase) -> None:
     """The read side: attention over blocks at the top of such a pool (judge.function says which)."""
-    shape = case.num_blocks, case.block_size, case.num_kv_heads, case.head_dim
     group_size = judge.capabilities.allowed("group_sizes", (2,))[0]
-    arguments = judge.function == "decode_attention", shape, str(case.dtype).removeprefix("torch."), group_size, str(judge.device)
+    dtype = str(case.dtype).removeprefix("torch.")
+    arguments = judge.function == "decode_attention", case.shape, dtype, group_size, case.longest, str(judge.device)
     require_holds(judge, judge.function, "attend_and_look", arguments)
 
 
@@ -114,7 +127,7 @@ def require_holds(judge: Judge, function: str, look: str, arguments: tuple[Any, 
             "killed": ("the process died", f"with {told}, in a call whose slots and blocks all lie in the caches"),
             "hung": ("the process hung", f"and was ended after {SECONDS} s"),
         }[outcome]
-        broken = Broken((label, text), likely="" if outcome == "hung" else OVERFLOW)
+        broken = Broken((label, text), likely=OVERFLOW if outcome in ("wrong", "killed") else "")
         broken.finding.script = script(function, look, arguments)
         raise broken
 

@@ -20,7 +20,7 @@ from conformance.checks.budget import exact_and_limit
 from conformance.checks.contents import KEY, QUERY, VALUE, rows_of
 from conformance.checks.life_book import POISON, LifeBook, LifeEnds, Sequence
 from conformance.checks.managed import HITS
-from conformance.checks.steps import attended
+from conformance.checks.steps import attended, rows_to_judge
 from conformance.findings import Broken, Call
 from conformance.judge import Judge
 from reference import SequenceState
@@ -64,7 +64,7 @@ class Life(LifeBook):
     def admit(self, length: int, changed: tuple[int, ...]) -> None:
         if len(self.sequences) >= MOST_SEQUENCES:
             return
-        sequence = Sequence(self.number, [], [])
+        sequence, length = Sequence(self.number, [], []), min(length, self.pool.longest)
         for position in range(length):
             sequence.append(self.pool.other_token if position in changed else 0)
         self.number += 1
@@ -137,19 +137,22 @@ class Life(LifeBook):
         if not any(count for _, count in work):
             return
         self.told.append("prefill")
-        riders = [sequence for sequence in self.live() if sequence.remaining == 0] if with_decodes else []
+        riders = self.that_decode() if with_decodes else []
         for sequence in riders:
             self.append(sequence, 0)
         self.step([*work, *((sequence, 1) for sequence in riders)], decoding=False)
 
     def decode(self, token: int) -> None:
-        work = [sequence for sequence in self.live() if sequence.remaining == 0]
+        work = self.that_decode()
         if not work:
             return
         self.told.append("decode")
         for sequence in work:
             self.append(sequence, token)
         self.step([(sequence, 1) for sequence in work], decoding=True)
+
+    def that_decode(self) -> list[Sequence]:
+        return [sequence for sequence in self.live() if sequence.remaining == 0 and len(sequence.tokens) < self.pool.longest]
 
     def append(self, sequence: Sequence, token: int) -> None:
         """A fork goes on with tokens of its own."""
@@ -282,20 +285,17 @@ class Life(LifeBook):
             self.blame(DECODED if decoding else PREFILLED, broken)
 
     def require_rows(self, out: torch.Tensor, q: torch.Tensor, work: list[tuple[Sequence, int]], scale: float, call: Call) -> None:
-        """Every row against dense attention over its sequence's own history."""
-        wants, limits, row = [], [], 0
+        """Every row, or many of a long chunk, against dense attention over its sequence's own history."""
+        call.want, call.limit, row = torch.zeros_like(out), torch.full_like(out, float("inf")), 0
         for sequence, count in work:
             end = sequence.computed + count
             history = torch.tensor(sequence.names[:end], device=out.device)
-            visible = torch.arange(sequence.computed + 1, end + 1)
-            want, limit = exact_and_limit(
-                q[row : row + count], self.rows(history, KEY), self.rows(history, VALUE), visible, scale, self.pool.dtype,
+            judged = torch.tensor(rows_to_judge(sequence.computed, count, self.pool.block_size))
+            call.want[row + judged], call.limit[row + judged] = exact_and_limit(
+                q[row + judged], self.rows(history, KEY), self.rows(history, VALUE), sequence.computed + 1 + judged, scale, self.pool.dtype,
                 self.judge.capabilities.float32_products,
             )  # fmt: skip
-            wants.append(want)
-            limits.append(limit)
             row += count
-        call.want, call.limit = torch.cat(wants), torch.cat(limits)
         error = (out - call.want).abs()
         wrong = ~(error <= call.limit)
         if not bool(wrong.any()):

@@ -140,7 +140,9 @@ class RequestEngine(ABC):
         """A prompt token is named by its block's hash id, which names everything before it too; generated tokens are the request's own."""
         size, per_hash = self.engine.block_size, self.tokens_per_hash
         longest = self.engine.num_blocks * size
-        prompt = (torch.tensor(request.hash_ids)[:, None] * per_hash + torch.arange(per_hash)).flatten()[: min(request.num_tokens, longest - 1)]
+        longest = min(longest, self.judge.capabilities.max_context or longest)
+        num_prompt = max(1, min(request.num_tokens, longest - 1))
+        prompt = (torch.tensor(request.hash_ids)[:, None] * per_hash + torch.arange(per_hash)).flatten()[:num_prompt]
         generated = GENERATED + number * 2**20 + torch.arange(min(request.num_generated, longest - len(prompt)))
         names = torch.cat([prompt, generated])
         return Running(number, names, len(prompt), len(names), prompt.tolist())
