@@ -2,7 +2,17 @@
 
 import pytest
 
-from conformance.cases.sequences import BLOCK_SIZES, NO_LIMIT, SequencesCase, decodes, many_sequences, prefills, warm_ups, wide_tables
+from conformance.cases.sequences import (
+    BLOCK_SIZES,
+    NO_LIMIT,
+    SequencesCase,
+    decodes,
+    long_sequences,
+    many_sequences,
+    prefills,
+    warm_ups,
+    wide_tables,
+)
 from conformance.checks.batches import BatchChecks
 from conformance.judge import Judge
 
@@ -16,7 +26,8 @@ def most(judge: Judge) -> int:
 
 
 def wide_prefills(judge: Judge) -> list[SequencesCase]:
-    return [many_sequences(block_sizes(judge), 65, most=most(judge)), *wide_tables(block_sizes(judge), most=most(judge))]
+    sizes, longest = block_sizes(judge), most(judge)
+    return [many_sequences(sizes, 65, most=longest), *wide_tables(sizes, most=longest), *long_sequences(sizes, most=longest)]
 
 
 @pytest.mark.clause("BATCH-1", function="prepare_prefill")
@@ -46,7 +57,9 @@ def test_block_tables(judge: Judge) -> None:
 
 @pytest.mark.clause("BATCH-6", function="prepare_decode")
 def test_decode_step(judge: Judge) -> None:
-    wide = [many_sequences(block_sizes(judge), 65, decode=True, most=most(judge)), *wide_tables(block_sizes(judge), most=most(judge))]
+    sizes, longest = block_sizes(judge), most(judge)
+    wide = [many_sequences(sizes, 65, decode=True, most=longest), *wide_tables(sizes, most=longest)]
+    wide += long_sequences(sizes, decode=True, most=longest)
     judge.for_all(decodes(block_sizes(judge), most=most(judge)), BatchChecks(judge).decode_step, examples=80, explicit=wide)
 
 

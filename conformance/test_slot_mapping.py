@@ -2,7 +2,7 @@
 
 import pytest
 
-from conformance.cases.sequences import BLOCK_SIZES, NO_LIMIT, decodes, many_sequences, prefills, with_empties
+from conformance.cases.sequences import BLOCK_SIZES, NO_LIMIT, decodes, long_sequences, many_sequences, prefills, with_empties
 from conformance.checks.batches import BatchChecks
 from conformance.judge import Judge
 
@@ -17,20 +17,24 @@ def most(judge: Judge) -> int:
 
 @pytest.mark.clause("SLOT-1", function="prepare_prefill")
 def test_slot_mapping_of_a_prefill(judge: Judge) -> None:
-    many = [many_sequences(block_sizes(judge), 65, most=most(judge))]
+    sizes, longest = block_sizes(judge), most(judge)
+    many = [many_sequences(sizes, 65, most=longest), *long_sequences(sizes, most=longest)]
     judge.for_all(prefills(block_sizes(judge), most=most(judge)), BatchChecks(judge).prefill_slots, examples=120, explicit=many)
 
 
 @pytest.mark.clause("SLOT-1", function="prepare_decode")
 def test_slot_mapping_of_a_decode_step(judge: Judge) -> None:
-    many = [many_sequences(block_sizes(judge), 65, decode=True, most=most(judge))]
+    sizes, longest = block_sizes(judge), most(judge)
+    many = [many_sequences(sizes, 65, decode=True, most=longest), *long_sequences(sizes, decode=True, most=longest)]
     judge.for_all(decodes(block_sizes(judge), most=most(judge)), BatchChecks(judge).decode_slots, examples=120, explicit=many)
 
 
 @pytest.mark.clause("SLOT-1", function="compute_slot_mapping")
 def test_slot_mapping_from_tensors(judge: Judge) -> None:
     cases = prefills(block_sizes(judge), most=most(judge)).map(with_empties)
-    around = [with_empties(many_sequences(block_sizes(judge), count, most=most(judge)), around=True) for count in (2, 65)]
+    sizes, longest = block_sizes(judge), most(judge)
+    around = [with_empties(many_sequences(sizes, count, most=longest), around=True) for count in (2, 65)]
+    around += long_sequences(sizes, most=longest)
     judge.for_all(cases, BatchChecks(judge).computed_slots, examples=80, explicit=around)
 
 

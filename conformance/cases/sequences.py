@@ -153,6 +153,18 @@ def wide_tables(block_sizes: list[int], *, most: int = NO_LIMIT) -> list[Sequenc
     return [SequencesCase(size, lengths, tuple(n - 1 for n in lengths), (1, 1), tuple(map(tuple, tables)))]
 
 
+def long_sequences(block_sizes: list[int], *, decode: bool = False, most: int = NO_LIMIT) -> list[SequencesCase]:
+    """Chunks of thousands of tokens, more than 8,192 together, after thousands of cached ones; a decode step at position 69,999."""
+    size = 16 if 16 in block_sizes else block_sizes[0]
+    lengths = (70_000, 5_000, 1) if decode else (9_000, 3_100)
+    cached = tuple(n - 1 for n in lengths) if decode else (3_500, 0)
+    if max(lengths) > most:
+        return []
+    needed = [blocks_for(n, size) for n in lengths]
+    tables = shuffled_tables(needed, sum(needed) + 3, seed=0)
+    return [SequencesCase(size, lengths, cached, tuple(n - c for n, c in zip(lengths, cached, strict=True)), tuple(map(tuple, tables)))]
+
+
 def with_empties(case: SequencesCase, *, around: bool = False) -> SequencesCase:
     """Every second sequence or so is followed by one that schedules nothing, whose table must not be read: an entry of cu_seqlens_q repeats.
 

@@ -276,3 +276,40 @@ def empties_at_the_end_take_a_row(self, rows, cu_seqlens_q):
 
 
 SOUND = SoundBatches()
+
+
+# --- long sequences ---------------------------------------------------------------------------------------------------------------------
+
+
+@mutant("SLOT-1", replaces="slots", of=SoundBatches, source="own (adversary)")
+def slots_of_a_chunk_end_at_a_thousand(self, table, start, end, block_size):
+    """One program of 1,024 lanes for each chunk: later tokens get -1."""
+    slots = sound.slots(table, start, end, block_size)
+    return slots[:1024] + [-1] * (len(slots) - 1024)
+
+
+@mutant("BATCH-2", replaces="scheduled_positions", of=SoundBatches, source="own (adversary)")
+def positions_end_at_two_thousand(self, s, start, end):
+    """Positions are cut at the length of a table of rotations."""
+    return [min(position, 2047) for position in range(start, end)]
+
+
+@mutant("BATCH-6", replaces="decode_position", of=SoundBatches, source="own (adversary)")
+def decode_positions_in_sixteen_bits(self, s):
+    """The position of a decode step keeps 16 bits."""
+    return (len(s.token_ids) - 1) % 2**16
+
+
+@mutant("SLOT-1", replaces="decode_slot", of=SoundBatches, source="own (adversary)")
+def decode_slots_of_sixteen_bits_of_position(self, s, block_size):
+    """The slot of a decode step is that of the position's low 16 bits."""
+    position = (len(s.token_ids) - 1) % 2**16
+    return s.block_table[position // block_size] * block_size + position % block_size
+
+
+@mutant("SLOT-1", replaces="compute_slot_mapping", of=SoundBatches, source="own (adversary)")
+def computed_slots_end_at_eight_thousand(self, positions, cu_seqlens_q, block_tables, block_size):
+    """The grid ends at 8,192 tokens."""
+    slots = sound.compute_slot_mapping(positions, cu_seqlens_q, block_tables, block_size)
+    slots[8192:] = -1
+    return slots
