@@ -284,7 +284,7 @@ SOUND = SoundBatches()
 @mutant("SLOT-1", replaces="slots", of=SoundBatches, source="own (adversary)")
 def slots_of_a_chunk_end_at_a_thousand(self, table, start, end, block_size):
     """One program of 1,024 lanes for each chunk: later tokens get -1."""
-    slots = sound.slots(table, start, end, block_size)
+    slots = SOUND.slots(table, start, end, block_size)
     return slots[:1024] + [-1] * (len(slots) - 1024)
 
 
@@ -310,6 +310,6 @@ def decode_slots_of_sixteen_bits_of_position(self, s, block_size):
 @mutant("SLOT-1", replaces="compute_slot_mapping", of=SoundBatches, source="own (adversary)")
 def computed_slots_end_at_eight_thousand(self, positions, cu_seqlens_q, block_tables, block_size):
     """The grid ends at 8,192 tokens."""
-    slots = sound.compute_slot_mapping(positions, cu_seqlens_q, block_tables, block_size)
+    slots = SOUND.compute_slot_mapping(positions, cu_seqlens_q, block_tables, block_size)
     slots[8192:] = -1
     return slots
