@@ -22,7 +22,9 @@ from conformance.cases.attention_fixed import (
     empty_beside_long,
     large_batches,
     level_whole_splits,
+    long_among_many,
     other_decodes,
+    strided_long_decodes,
     unusual_scales,
     widest_groups,
 )
@@ -58,7 +60,8 @@ def test_decode_attention_reads_long_contexts(judge: Judge) -> None:
 
 @pytest.mark.clause("DEC-1", function=DECODE)
 def test_decode_attention_reads_on_other_paths(judge: Judge) -> None:
-    judge.for_each(other_decodes(judge.capabilities), functools.partial(check_read_set, judge))
+    many = [] if judge.effort == "quick" else long_among_many(judge.capabilities, True)
+    judge.for_each([*other_decodes(judge.capabilities), *many], functools.partial(check_read_set, judge))
 
 
 @pytest.mark.clause("DEC-1", function=DECODE)
@@ -68,9 +71,9 @@ def test_decode_attention_pairs_keys_with_values(judge: Judge) -> None:
 
 @pytest.mark.clause("DEC-2", function=DECODE)
 def test_decode_attention_values(judge: Judge) -> None:
-    judge.for_all(
-        st.builds(WithQueries, cases(judge), st.sampled_from(QUERY_SCALES)), lambda drawn: check_values(judge, *drawn), examples=50
-    )
+    drawn = st.builds(WithQueries, cases(judge), st.sampled_from(QUERY_SCALES))
+    fixed = [WithQueries(case, 1.0) for case in strided_long_decodes(judge.capabilities)]
+    judge.for_all(drawn, lambda case: check_values(judge, *case), examples=50, explicit=fixed)
 
 
 @pytest.mark.clause("DEC-3", function=DECODE)

@@ -19,7 +19,7 @@ from conformance.cases.attention import (
     long_contexts,
     many_queries,
 )
-from conformance.cases.attention_fixed import empty_batches, large_batches, other_prefills, unusual_scales, widest_groups
+from conformance.cases.attention_fixed import empty_batches, large_batches, other_prefills, strided_prefills, unusual_scales, widest_groups
 from conformance.checks.claims import check_empty_rows, check_nan_tail
 from conformance.checks.empties import check_empties, check_empty_batch, check_unchanged
 from conformance.checks.extremes import ORDERS, SCALES, check_extremes, check_scale
@@ -74,9 +74,9 @@ def test_prefill_attention_pairs_keys_with_values(judge: Judge) -> None:
 
 @pytest.mark.clause("PRE-2", function=PREFILL)
 def test_prefill_attention_values(judge: Judge) -> None:
-    judge.for_all(
-        st.builds(WithQueries, cases(judge), st.sampled_from(QUERY_SCALES)), lambda drawn: check_values(judge, *drawn), examples=50
-    )
+    drawn = st.builds(WithQueries, cases(judge), st.sampled_from(QUERY_SCALES))
+    fixed = [WithQueries(case, 1.0) for case in strided_prefills(judge.capabilities)]
+    judge.for_all(drawn, lambda case: check_values(judge, *case), examples=50, explicit=fixed)
 
 
 @pytest.mark.clause("PRE-3", function=PREFILL)

@@ -41,6 +41,7 @@ class AttentionCase:
     filler: str = "minus_one"  # what stands in table cells beyond a sequence's blocks
     cache_layout: str = "plain"
     row_layout: str = "plain"
+    kv_layouts: tuple[str, ...] = ()  # of k and of v without a cache, where they are not q's
     metadata_layout: str = "plain"  # of block_tables, context_lens and cu_seqlens
     seqlen_slack: int = 0  # how much larger than the longest sequence max_seqlen_q and max_seqlen_k are
     scale: float = 0.25
@@ -128,6 +129,8 @@ class AttentionCase:
             shown.append(("pool", f"{self.num_blocks} blocks, {self.cache_layout} layout"))
         if self.row_layout != "plain":
             shown.append(("q", f"{self.row_layout} rows"))
+        if self.kv_layouts:
+            shown.append(("k, v", f"{' and '.join(self.kv_layouts)} rows"))
         if self.metadata_layout != "plain":
             shown.append(("metadata", f"{self.metadata_layout} integers"))
         if self.seqlen_slack:

@@ -114,6 +114,27 @@ def other_prefills(capabilities: Capabilities) -> list[AttentionCase]:
     ]
 
 
+def strided_long_decodes(capabilities: Capabilities) -> list[AttentionCase]:
+    """Contexts past a split, in caches and rows that are views: what small cases vary, where other code may run."""
+    cases = [
+        *cases_of(capabilities, True, (1,), (1100,)),
+        *cases_of(capabilities, True, (1, 1), (3, 700), head_dim=80, group_size=3),
+        *cases_of(capabilities, True, (1,), (600,), head_dim=64, group_size=4),
+    ]
+    return [replace(case, row_layout="fused", cache_layout=layout) for case, layout in zip(cases, ("interleaved", "unlike", "packed"), strict=False)]
+
+
+def strided_prefills(capabilities: Capabilities) -> list[AttentionCase]:
+    """Second query tiles of rows that are views; and without a cache k and v that do not lie as q does, nor as each other."""
+    second_tiles = [*cases_of(capabilities, False, (70,), (90,), head_dim=64), *cases_of(capabilities, False, (70,), (70,), num_kv_heads=2)]
+    unpaged = cases_of(capabilities, False, (3, 20), (3, 20), paged=False, num_kv_heads=2)
+    layouts = (("plain", "fused"), ("fused", "head_major"), ("fused", "plain"))
+    return [
+        *(replace(case, row_layout="fused", cache_layout="interleaved") for case in second_tiles),
+        *(replace(case, kv_layouts=kv) for case in unpaged for kv in layouts),
+    ]
+
+
 def level_whole_splits(capabilities: Capabilities) -> list[WithScores]:
     """Level scores far below 0, and nothing in a last split: its maximum must not be 0."""
     return [WithScores(case, "level", -1e4) for case in cases_of(capabilities, True, (1,), (WHOLE_SPLITS,))]

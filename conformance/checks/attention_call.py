@@ -62,7 +62,8 @@ def attend(judge: Judge, case: AttentionCase, numbers: Numbers, **options: Any) 
         else:
             kwargs["block_tables"] = buffers.put("block_tables", case.table_tensor(), case.metadata_layout, gap=0)
     else:
-        k, v = buffers.put("k", keys, case.row_layout), buffers.put("v", values, case.row_layout)
+        layouts = case.kv_layouts or (case.row_layout,) * 2
+        k, v = buffers.put("k", keys, layouts[0]), buffers.put("v", values, layouts[1])
     if case.decode:
         kwargs["context_lens"] = buffers.put("context_lens", torch.tensor(case.context_lens, dtype=torch.int32), case.metadata_layout, gap=1)
     else:
