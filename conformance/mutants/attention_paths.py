@@ -153,3 +153,29 @@ def second_query_tile_of_a_later_sequence_is_off(self, queries, n, device):
     if self.sequence > 0:
         limits[QUERY_TILE:] -= 1
     return limits
+
+
+# --- views, where small cases do not go --------------------------------------------------------------------------------------------------
+
+
+@mutant("DEC-2", replaces="attend", of=SoundAttention, source="own (adversary)")
+def scale_left_out_past_a_thousand(self, q, keys, values, limits, scale):
+    """A decode row of more than 1,024 positions is not scaled."""
+    return SOUND.attend(q, keys, values, limits, 1.0 if self.decoding and len(keys) > 1024 else scale)
+
+
+@mutant("DEC-2", replaces="gather", of=SoundAttention, source="own (adversary)")
+def split_reads_values_at_the_keys_strides(self, k_cache, v_cache, table, n):
+    """Past 512 positions the value cache is read at the key cache's strides."""
+    reachable = v_cache.untyped_storage().nbytes() // v_cache.element_size() - v_cache.storage_offset()
+    if n > LONG and 1 + sum((size - 1) * stride for size, stride in zip(k_cache.shape, k_cache.stride(), strict=True)) <= reachable:
+        v_cache = v_cache.as_strided(v_cache.shape, k_cache.stride(), v_cache.storage_offset())
+    return SOUND.gather(k_cache, v_cache, table, n)
+
+
+@mutant("PRE-2", replaces="prefill_attention", of=SoundAttention, source="own (adversary)")
+def values_of_a_step_read_at_the_keys_strides(self, q, k, v, **metadata):
+    """Without a cache v is read at k's strides: k lies packed after a rotation, v is a slice of a fused product."""
+    if metadata.get("block_tables") is None and v.numel():
+        v = v.as_strided(v.shape, k.stride(), v.storage_offset())
+    return SOUND.prefill_attention(q, k, v, **metadata)
