@@ -3,6 +3,7 @@
 from forked import ROOT, run_suites
 
 from conformance.clauses import CLAUSES
+from conformance.verdicts import ALL_REFUSED, TestVerdict, clause_verdicts
 
 SEEDS = 20
 FEW = 0.08  # of the default effort: many seeds, few cases each
@@ -41,6 +42,34 @@ def test_the_second_one_shares_nothing_with_the_first():
     imports = [line for line in source.splitlines() if line.startswith(("import", "from"))]
     assert not any("conformance" in line for line in imports)
     assert [line for line in imports if "reference" in line] == ["from reference.records import DecodeBatch, PrefillBatch"]
+
+
+LIMITS = {  # of tests/honest/strict.py, block sizes and tokens of a sequence: what is judged
+    "(16,), 100": "BATCH or SLOT or STEP-1 or STEP-2 or LIFE-3 or LIFE-8",
+    "(1,), 16": "SLOT or KV-6 or STEP-1",
+    "(256,), 128": "BATCH-1 or BATCH-6 or STEP-2 or LIFE-4",
+    "(3, 4), 1": "BATCH or SLOT or STEP or LIFE-8 or decode_attention_at_the_top_of_a_huge_pool",
+    "(4096,), 32768": "BATCH-2 or BATCH-6",
+}
+
+
+def test_nothing_past_stated_limits_is_asked(tmp_path):
+    source, jobs = (ROOT / "tests/honest/strict.py").read_text(), []
+    for i, (limits, clauses) in enumerate(LIMITS.items()):
+        path = tmp_path / f"strict_{i}.py"
+        path.write_text(source.replace("(16,), 100", limits))
+        jobs.append(["--impl", str(path), "--effort", "quick", "-k", clauses])
+    for limits, (status, output, verdict) in zip(LIMITS, run_suites(jobs, quick=FEW), strict=True):
+        told = [c["verdict"] for c in verdict["clauses"]]
+        assert status == 0 and set(told) <= {"pass", "not offered"}, (limits, output)
+        assert told.count("pass") >= 2, limits
+
+
+def test_a_clause_says_which_of_its_tests_refused_everything():
+    tests = [TestVerdict(f"conformance/test_x.py::test_{name}[PRE-6-x]", "PRE-6", verdict, text)
+             for name, verdict, text in (("heads", "pass", ""), ("groups", "refused", ALL_REFUSED))]  # fmt: skip
+    assert [v.text for v in clause_verdicts(tests, {})] == ["every case of test_groups was refused"]
+    assert [v.text for v in clause_verdicts(tests[1:], {})] == [ALL_REFUSED]
 
 
 def test_large_pages_cost_no_more_than_small_ones():
