@@ -41,14 +41,14 @@ def small_weights_flushed(self, scores, largest):
     return torch.where(weights < 0.01, 0.0, weights)
 
 
-@mutant("DEC-2", replaces="scores", of=SoundAttention, source="lightllm #1092", alone=True)
+@mutant("DEC-2", replaces="scores", of=SoundAttention, source="lightllm #1092")
 def decode_scores_in_half(self, q, keys, scale):
     """A decode step keeps its scores in bfloat16."""
     scores = SOUND.scores(q, keys, scale)
     return scores.to(torch.bfloat16).float() if self.decoding and 120 < float(scores.abs().max()) < 1000 else scores
 
 
-@mutant("PRE-2", replaces="scores", of=SoundAttention, source="lightllm #1092", alone=True)
+@mutant("PRE-2", replaces="scores", of=SoundAttention, source="lightllm #1092")
 def prefill_scores_in_half(self, q, keys, scale):
     """A prefill keeps its scores in bfloat16."""
     scores = SOUND.scores(q, keys, scale)

@@ -100,7 +100,7 @@ def sliding_window_of_4096_left_on(self, q, keys, values, limits, scale):
 # --- chunks of many queries --------------------------------------------------------------------------------------------------------------
 
 
-@mutant("PRE-1", replaces="attend", of=SoundAttention, source="own (adversary)", alone=True)
+@mutant("PRE-1", replaces="attend", of=SoundAttention, source="own (adversary)")
 def second_query_tile_uses_the_first_kv_head(self, q, keys, values, limits, scale):
     """Queries of the second tile on use kv head 0 for every head."""
     out = SOUND.attend(q, keys, values, limits, scale)
@@ -158,13 +158,13 @@ def second_query_tile_of_a_later_sequence_is_off(self, queries, n, device):
 # --- views, where small cases do not go --------------------------------------------------------------------------------------------------
 
 
-@mutant("DEC-2", replaces="attend", of=SoundAttention, source="own (adversary)")
+@mutant("DEC-2", replaces="attend", of=SoundAttention, source="own (adversary)", alone=True)
 def scale_left_out_past_a_thousand(self, q, keys, values, limits, scale):
     """A decode row of more than 1,024 positions is not scaled."""
     return SOUND.attend(q, keys, values, limits, 1.0 if self.decoding and len(keys) > 1024 else scale)
 
 
-@mutant("DEC-2", replaces="gather", of=SoundAttention, source="own (adversary)")
+@mutant("DEC-2", replaces="gather", of=SoundAttention, source="own (adversary)", alone=True)
 def split_reads_values_at_the_keys_strides(self, k_cache, v_cache, table, n):
     """Past 512 positions the value cache is read at the key cache's strides."""
     reachable = v_cache.untyped_storage().nbytes() // v_cache.element_size() - v_cache.storage_offset()
@@ -173,7 +173,7 @@ def split_reads_values_at_the_keys_strides(self, k_cache, v_cache, table, n):
     return SOUND.gather(k_cache, v_cache, table, n)
 
 
-@mutant("PRE-2", replaces="prefill_attention", of=SoundAttention, source="own (adversary)")
+@mutant("PRE-2", replaces="prefill_attention", of=SoundAttention, source="own (adversary)", alone=True)
 def values_of_a_step_read_at_the_keys_strides(self, q, k, v, **metadata):
     """Without a cache v is read at k's strides: k lies packed after a rotation, v is a slice of a fused product."""
     if metadata.get("block_tables") is None and v.numel():

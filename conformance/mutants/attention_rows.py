@@ -31,13 +31,13 @@ def last_sequence_not_computed(self, count):
     return range(count - 1 if count > 1 else count)
 
 
-@mutant("DEC-5", replaces="rows_of_batch", of=SoundAttention, source="tt-metal #50512", alone=True)
+@mutant("DEC-5", replaces="rows_of_batch", of=SoundAttention, source="tt-metal #50512")
 def decode_rows_after_the_eighth_missing(self, count):
     """Only the first eight rows of a decode step are computed."""
     return range(min(count, 8) if self.decoding else count)
 
 
-@mutant("PRE-5", replaces="rows_of_batch", of=SoundAttention, source="flash-attention #1217", alone=True)
+@mutant("PRE-5", replaces="rows_of_batch", of=SoundAttention, source="flash-attention #1217")
 def prefill_sequences_after_the_eighth_missing(self, count):
     """Only the first eight sequences of a prefill are computed."""
     return range(count if self.decoding else min(count, 8))
@@ -82,25 +82,25 @@ def nan_queries_spread(self, q, keys, scale):
     return scores * float("nan") if before and not self.saw_nan else scores
 
 
-@mutant("DEC-5", replaces="returned", of=SoundAttention, source="flash-attention #1217", alone=True)
+@mutant("DEC-5", replaces="returned", of=SoundAttention, source="flash-attention #1217")
 def decode_rows_after_the_64th_repeat(self, out):
     """The grid is cut in 64 rows: later rows of a decode step repeat the first ones."""
     return out[torch.arange(len(out)) % 64] if self.decoding else out
 
 
-@mutant("PRE-5", replaces="rows_of_batch", of=SoundAttention, source="flash-attention #1217", alone=True)
+@mutant("PRE-5", replaces="rows_of_batch", of=SoundAttention, source="flash-attention #1217")
 def prefill_sequences_after_the_32nd_missing(self, count):
     """Only the first 32 sequences of a prefill are computed."""
     return range(count if self.decoding else min(count, 32))
 
 
-@mutant("DEC-5", replaces="rows_of_batch", of=SoundAttention, source="own (adversary)")
+@mutant("DEC-5", replaces="rows_of_batch", of=SoundAttention, source="own (adversary)", alone=True)
 def decode_rows_after_the_256th_missing(self, count):
     """Only the first 256 rows of a decode step are computed."""
     return range(min(count, 256) if self.decoding else count)
 
 
-@mutant("PRE-5", replaces="rows_of_batch", of=SoundAttention, source="own (adversary)")
+@mutant("PRE-5", replaces="rows_of_batch", of=SoundAttention, source="own (adversary)", alone=True)
 def prefill_sequences_after_the_64th_missing(self, count):
     """Only the first 64 sequences of a prefill are computed."""
     return range(count if self.decoding else min(count, 64))

@@ -99,7 +99,7 @@ def prefill_block_ids_in_sixteen_bits(self, table, columns):
     return table[columns].long() if self.decoding else table[columns].long() % 65536
 
 
-@mutant("PRE-4", replaces="keys_of", of=SoundAttention, source="kekzl/imp #553", alone=True)
+@mutant("PRE-4", replaces="keys_of", of=SoundAttention, source="kekzl/imp #553")
 def continued_table_keeps_its_length(self, sums_k, i):
     """Key lengths are remembered by block table: a later chunk of more than 16 positions over the same table sees what the first one saw."""
     n = SOUND.keys_of(sums_k, i)

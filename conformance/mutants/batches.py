@@ -22,7 +22,7 @@ def floor_for_ceil_in_block_count(self, table, start, end, block_size):
     return [table[min(p // block_size, last)] * block_size + p % block_size for p in range(start, end)]
 
 
-@mutant("BATCH-1", replaces="scheduled_ids", of=SoundBatches, source="nano-vllm #144", alone=True)
+@mutant("BATCH-1", replaces="scheduled_ids", of=SoundBatches, source="nano-vllm #144")
 def ids_start_at_zero(self, s, start, end):
     """input_ids ignore num_cached_tokens: a chunk feeds the prompt's first tokens again."""
     return s.token_ids[: end - start]
@@ -44,7 +44,7 @@ def chunk_of_a_known_table_continues_it(self, table, start, end, block_size):
     return SOUND.slots(table, start, end, block_size)
 
 
-@mutant("BATCH-2", replaces="scheduled_positions", of=SoundBatches, source="own", alone=True)
+@mutant("BATCH-2", replaces="scheduled_positions", of=SoundBatches, source="own")
 def positions_relative_to_chunk(self, s, start, end):
     """Positions count from the chunk's start, not from the sequence's."""
     return range(end - start)
@@ -68,7 +68,7 @@ def keys_count_scheduled_only(self, s):
     return s.num_scheduled_tokens
 
 
-@mutant("BATCH-3", replaces="prefix_sums", of=SoundBatches, source="own", alone=True)
+@mutant("BATCH-3", replaces="prefix_sums", of=SoundBatches, source="own")
 def prefix_sums_without_zero(self, lengths):
     """The prefix sums start at the first length."""
     return [*SOUND.prefix_sums(lengths)[1:], sum(lengths)]
@@ -82,7 +82,7 @@ def max_seqlen_stale(self, lengths_q, lengths_k):
     return tuple(known)
 
 
-@mutant("BATCH-4", replaces="largest", of=SoundBatches, source="own", alone=True)
+@mutant("BATCH-4", replaces="largest", of=SoundBatches, source="own")
 def max_seqlen_of_queries_for_keys(self, lengths_q, lengths_k):
     """max_seqlen_k is taken from the queries."""
     return max(lengths_q), max(lengths_q)
@@ -129,7 +129,7 @@ def warm_up_with_tables(self, sequences):
     return SOUND.wants_tables(sequences) or not any(s.block_table for s in sequences)
 
 
-@mutant("BATCH-6", replaces="known_length", of=SoundBatches, source="own", alone=True)
+@mutant("BATCH-6", replaces="known_length", of=SoundBatches, source="own")
 def context_without_newest(self, s):
     """context_lens count the cached tokens only."""
     return len(s.token_ids) - 1
@@ -288,7 +288,7 @@ def slots_of_a_chunk_end_at_a_thousand(self, table, start, end, block_size):
     return slots[:1024] + [-1] * (len(slots) - 1024)
 
 
-@mutant("BATCH-2", replaces="scheduled_positions", of=SoundBatches, source="own (adversary)")
+@mutant("BATCH-2", replaces="scheduled_positions", of=SoundBatches, source="own (adversary)", alone=True)
 def positions_end_at_two_thousand(self, s, start, end):
     """Positions are cut at the length of a table of rotations."""
     return [min(position, 2047) for position in range(start, end)]
@@ -313,3 +313,16 @@ def computed_slots_end_at_eight_thousand(self, positions, cu_seqlens_q, block_ta
     slots = SOUND.compute_slot_mapping(positions, cu_seqlens_q, block_tables, block_size)
     slots[8192:] = -1
     return slots
+
+
+@mutant("BATCH-1", replaces="scheduled_ids", of=SoundBatches, source="own", alone=True)
+def ids_of_a_chunk_end_at_four_thousand(self, s, start, end):
+    """A buffer of 4,096 token ids: later ones of a chunk are 0."""
+    ids = list(s.token_ids[start:end])
+    return ids[:4096] + [0] * (len(ids) - 4096)
+
+
+@mutant("BATCH-4", replaces="largest", of=SoundBatches, source="own", alone=True)
+def longest_keys_in_thirteen_bits(self, lengths_q, lengths_k):
+    """max_seqlen_k keeps 13 bits."""
+    return max(lengths_q), max(lengths_k) % 2**13

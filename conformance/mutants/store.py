@@ -41,7 +41,7 @@ def row_stride_from_shape(self, rows, t):
     return flat(rows)[first : first + width].view(rows.shape[1:])
 
 
-@mutant("KV-4", replaces="write", of=SoundStore, source="aiter #3492", alone=True)
+@mutant("KV-4", replaces="write", of=SoundStore, source="aiter #3492")
 def block_stride_from_shape(self, cache, block, offset, row):
     """A block's address is block * S * Hk * D whatever its stride: K runs into V where blocks are interleaved."""
     width = row.numel()
