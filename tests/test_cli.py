@@ -194,8 +194,8 @@ def test_a_subject_is_selected_and_the_verdict_is_written():
     assert verdict["device"].startswith(("cpu", "cuda")) and verdict["seconds"] > 0
     slot = clauses_of(verdict)["SLOT-1"]
     assert (slot["verdict"], slot["holds"], slot["text"], slot["refused"]) == ("pass", True, "", 0)
-    # drawn ones, and the fixed ones of many sequences and of sequences without tokens
-    assert slot["examples"] == sum(t["record"]["examples"] for t in slot["tests"]) == 320 + 4
+    # drawn ones, and fixed ones: of many sequences, of long ones, of sequences without tokens
+    assert slot["examples"] == sum(t["record"]["examples"] for t in slot["tests"]) == 320 + 7
     assert {t["nodeid"].partition("::")[2] for t in slot["tests"]} == {
         "test_slot_mapping_of_a_prefill[SLOT-1]", "test_slot_mapping_of_a_decode_step[SLOT-1]", "test_slot_mapping_from_tensors[SLOT-1]",
     }  # fmt: skip
