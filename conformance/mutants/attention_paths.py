@@ -174,8 +174,13 @@ def split_reads_values_at_the_keys_strides(self, k_cache, v_cache, table, n):
 
 
 @mutant("PRE-2", replaces="prefill_attention", of=SoundAttention, source="own (adversary)", alone=True)
-def values_of_a_step_read_at_the_keys_strides(self, q, k, v, **metadata):
+def values_of_a_step_read_at_the_keys_strides(
+    self, q, k, v, *, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, scale, block_tables=None
+):
     """Without a cache v is read at k's strides: k lies packed after a rotation, v is a slice of a fused product."""
-    if metadata.get("block_tables") is None and v.numel():
+    if block_tables is None and v.numel():
         v = v.as_strided(v.shape, k.stride(), v.storage_offset())
-    return SOUND.prefill_attention(q, k, v, **metadata)
+    return SOUND.prefill_attention(
+        q, k, v, cu_seqlens_q=cu_seqlens_q, cu_seqlens_k=cu_seqlens_k, max_seqlen_q=max_seqlen_q, max_seqlen_k=max_seqlen_k, scale=scale,
+        block_tables=block_tables,
+    )  # fmt: skip

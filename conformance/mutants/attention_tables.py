@@ -99,16 +99,18 @@ def prefill_block_ids_in_sixteen_bits(self, table, columns):
     return table[columns].long() if self.decoding else table[columns].long() % 65536
 
 
-@mutant("PRE-4", replaces="keys_of", of=SoundAttention, source="kekzl/imp #553")
+@mutant("PRE-4", replaces="keys_of", of=SoundAttention, source="kekzl/imp #553", alone=True)
 def continued_table_keeps_its_length(self, sums_k, i):
-    """Key lengths are remembered by block table: a later chunk of more than 16 positions over the same table sees what the first one saw."""
+    """A call over the same tables as the one before is taken for the same step: a later chunk sees as many keys as the first one saw."""
     n = SOUND.keys_of(sums_k, i)
     if self.tables is None or self.tables.shape[1] == 0:
         return n
-    known = self.__dict__.setdefault("known", {})
-    table = tuple(self.tables[i].tolist())
-    before = known.get(table, n)
-    known[table] = n
+    if self.tables is not self.__dict__.get("held"):
+        self.held, self.before = self.tables, self.__dict__.get("now", ([], {}))
+        self.now = self.tables.tolist(), {}
+    self.now[1][i] = n
+    tables, lengths = self.before
+    before = lengths.get(i, n) if tables == self.now[0] else n
     return before if before < n and n > 48 else n
 
 
