@@ -111,7 +111,7 @@ def continued_table_keeps_its_length(self, sums_k, i):
     self.now[1][i] = n
     tables, lengths = self.before
     before = lengths.get(i, n) if tables == self.now[0] else n
-    return before if before < n and n > 48 else n
+    return before if before < n and n > 48 and self.tables.shape[1] > 3 else n
 
 
 @mutant("STEP-2", replaces="table_row", of=SoundAttention, source="nano-vllm #219", alone=True)
