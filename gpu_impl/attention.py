@@ -6,14 +6,21 @@ Both walk the block table in the kernel and read no length on the host. Papers: 
 
 from __future__ import annotations
 
+import functools
+import importlib
 import math
+from types import ModuleType
 from typing import NamedTuple
 
 import torch
+import triton
 
 from gpu_impl.attention_kernels import combine_kernel, decode_kernel, prefill_kernel
-from gpu_impl.launch import INTERPRET, ceil_div, num_multiprocessors, on_device_of, power_of_two, require, require_one_device
+from gpu_impl.launch import INTERPRET, ceil_div, launches_early, num_multiprocessors, on_device_of, power_of_two, require, require_one_device
 
+GLUON_OF_TRITON = "3.6."
+MOST_SHARED = 1024  # sequences; in larger batches each row is a program's alone
+COMBINED_AT_ONCE = 32  # parts of a row
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 HEAD_DIMS = range(1, 257)
 
@@ -66,6 +73,11 @@ def prefill_attention(
     num_kv_heads, block_size = k.shape[-2], k.shape[1] if paged else 1
     group_size = num_heads // num_kv_heads
     pack = packs_group(max_seqlen_q, group_size)
+    hopper = None if pack else hopper_module(q.device)
+    if hopper is not None and hopper.takes(q, k, v, paged):
+        with on_device_of(q):
+            hopper.launch(q, k, v, out, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, scale, block_tables)
+        return out
     rows = max_seqlen_q * group_size if pack else max_seqlen_q
     tile = prefill_tile(rows, max_seqlen_k, head_dim, q.dtype)
     num_programs = ceil_div(rows, tile.block_m) * num_seqs * (num_kv_heads if pack else num_heads)
@@ -135,20 +147,31 @@ def decode_attention(
     out = _new_out(q)
     if num_seqs == 0 or longest == 0:
         return out.zero_().to(q.dtype)
+    require(num_splits is None or num_splits > 0, f"num_splits is {num_splits}, it must be at least 1")
     group_size = num_heads // num_kv_heads
     tile = decode_tile(group_size, longest, head_dim, q.dtype)
-    num_groups = num_seqs * num_kv_heads * ceil_div(group_size, tile.block_m)
-    require(num_splits is None or num_splits > 0, f"num_splits is {num_splits}, it must be at least 1")
-    if num_splits is None:
-        num_splits = decode_splits(num_groups, ceil_div(longest, tile.block_n), q.device)
-    block_d = max(16, power_of_two(head_dim))
-    if num_splits > 1:
-        partial = torch.empty((num_seqs, num_heads, num_splits, head_dim), dtype=torch.float32, device=q.device)
-        partial_max, partial_sum = torch.empty((2, num_seqs, num_heads, num_splits), dtype=torch.float32, device=q.device)
-    else:
+    num_rows = num_seqs * num_kv_heads * ceil_div(group_size, tile.block_m)
+    if num_splits is None and num_seqs > MOST_SHARED:
+        num_splits = 1
+    num_programs = decode_programs(num_rows * ceil_div(longest, tile.block_n), head_dim, q.device) if num_splits is None else num_rows * num_splits
+    whole = num_splits == 1 or num_programs == 1  # every row is some program's alone
+    if whole:
         partial = partial_max = partial_sum = out  # neither written nor read
+    else:
+        partial = torch.empty((num_programs, 2, tile.block_m, head_dim), dtype=torch.float32, device=q.device)
+        partial_max, partial_sum = torch.empty((2, num_programs, 2, tile.block_m), dtype=torch.float32, device=q.device)
+    early = not whole and launches_early(q.device)
+    constants = {
+        "NUM_SPLITS": num_splits or 0,
+        "BLOCK_B": power_of_two(num_seqs) if num_splits is None else 1,
+        "HEAD_DIM": head_dim,
+        "BLOCK_M": tile.block_m,
+        "BLOCK_N": tile.block_n,
+        "BLOCK_D": max(16, power_of_two(head_dim)),
+        "EARLY": early,
+    }
     with on_device_of(q):
-        decode_kernel[(num_groups * num_splits,)](
+        decode_kernel[(num_programs,)](
             _readable(q),
             _readable(k_cache),
             _readable(v_cache),
@@ -159,6 +182,7 @@ def decode_attention(
             context_lens,
             block_tables,
             scale * math.log2(math.e),
+            num_seqs,
             num_kv_heads,
             group_size,
             block_size,
@@ -168,35 +192,40 @@ def decode_attention(
             *out.stride()[:2],
             *block_tables.stride(),
             context_lens.stride(0),
-            NUM_SPLITS=num_splits,
             SAME_STRIDES=k_cache.stride() == v_cache.stride(),
             BLOCK_SIZE=known_block_size(block_size),
-            HEAD_DIM=head_dim,
-            BLOCK_M=tile.block_m,
-            BLOCK_N=tile.block_n,
-            BLOCK_D=block_d,
             WIDEN=INTERPRET and q.dtype == torch.bfloat16,
             num_warps=tile.num_warps,
             num_stages=tile.num_stages,
+            **constants,
         )
-        if num_splits > 1:
-            combine_kernel[(num_seqs * num_heads,)](
+        if not whole:
+            combine_kernel[(num_programs * min(tile.block_m, group_size),)](
                 out,
                 partial,
                 partial_max,
                 partial_sum,
                 context_lens,
-                num_heads,
+                num_seqs,
+                num_kv_heads,
+                group_size,
+                num_programs,
                 *out.stride()[:2],
                 context_lens.stride(0),
-                NUM_SPLITS=num_splits,
-                BLOCK_SPLITS=power_of_two(num_splits),
-                HEAD_DIM=head_dim,
-                BLOCK_N=tile.block_n,
-                BLOCK_D=block_d,
+                BLOCK_PARTS=min(power_of_two(num_splits or num_programs), COMBINED_AT_ONCE),
                 num_warps=4,
+                **constants,
+                **({"launch_pdl": True} if early else {}),
             )
     return out.to(q.dtype)
+
+
+@functools.cache
+def hopper_module(device: torch.device) -> ModuleType | None:
+    """`gpu_impl.prefill_hopper` on such a GPU, with the Triton that it was written for: Gluon is not the same in every version."""
+    if device.type != "cuda" or torch.cuda.get_device_capability(device) != (9, 0) or not triton.__version__.startswith(GLUON_OF_TRITON):
+        return None
+    return importlib.import_module("gpu_impl.prefill_hopper")
 
 
 def packs_group(max_seqlen_q: int, group_size: int) -> bool:
@@ -226,12 +255,12 @@ def decode_tile(group_size: int, longest: int, head_dim: int, dtype: torch.dtype
     return Tile(block_m, 64, 4, 3 if head_dim <= 128 else 2)
 
 
-def decode_splits(num_groups: int, num_tiles: int, device: torch.device) -> int:
-    """Programs per (sequence, kv head): enough to fill the device, from shapes alone. Splits that a short context leaves empty return."""
+def decode_programs(num_units: int, head_dim: int, device: torch.device) -> int:
+    """How many programs share a batch: as many as run at a time, from shapes alone, and no more than there may be tiles of keys."""
     if INTERPRET:
-        return min(num_tiles, 4)
-    wanted = ceil_div(4 * num_multiprocessors(device), num_groups)
-    return max(1, min(wanted, num_tiles, 64))
+        return min(num_units, 3)
+    at_once = 1 if head_dim > 128 else 2 if head_dim > 64 else 4  # what their tiles leave of a multiprocessor's shared memory
+    return min(num_units, at_once * num_multiprocessors(device))
 
 
 def known_block_size(block_size: int) -> int:

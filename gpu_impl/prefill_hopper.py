@@ -1,0 +1,324 @@
+"""Prefill on Hopper, in Gluon: a warp loads tiles of keys and values by TMA, page by page, two warpgroups of 64 query rows each attend to them.
+
+While a warpgroup's tensor core multiplies one tile's weights with its values, its threads take the softmax of the next tile's scores
+(FlashAttention-3, arXiv 2407.08608). A head of 128 lies in shared memory as two halves of 64, the width of a swizzled row, so that a page of
+16 tokens is a box of its own. Tiles come from the last to the first: only the first of them are masked.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier, tma, warpgroup_mma, warpgroup_mma_init, warpgroup_mma_wait
+from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
+
+from gpu_impl.launch import ceil_div
+
+DTYPES = (torch.float16, torch.bfloat16)
+HEAD_DIMS = (64, 128)
+ROWS = 128  # of a program
+TILE_ROWS = 128  # keys of a tile
+WIDTH = 64  # of a swizzled row of half precision
+
+
+@gluon.jit
+def load_tiles(
+    k_desc, v_desc, table, stride_tm, key_start, key_len, kv_head, num_tiles, k_smem, v_smem, k_full, v_full, k_empty, v_empty,
+    PAGED: gl.constexpr, BLOCK_SIZE: gl.constexpr, BOX: gl.constexpr, BLOCK_N: gl.constexpr, HALVES: gl.constexpr, STAGES: gl.constexpr,
+):  # fmt: skip
+    """The loading warp. A page that the sequence has not is loaded from outside the cache, which gives zeros."""
+    BOXES: gl.constexpr = BLOCK_N // BOX
+    k_boxes = k_smem._reinterpret(k_smem.dtype, [STAGES * HALVES * BOXES, BOX, 64], k_smem.layout)
+    v_boxes = v_smem._reinterpret(v_smem.dtype, [STAGES * HALVES * BOXES, BOX, 64], v_smem.layout)
+    column = kv_head * HALVES * 64
+    for i in range(num_tiles):
+        stage, free = i % STAGES, (i // STAGES + 1) & 1
+        first = (num_tiles - 1 - i) * BLOCK_N
+        mbarrier.wait(k_empty.index(stage), free)
+        mbarrier.expect(k_full.index(stage), BLOCK_N * HALVES * 128)
+        for b in gl.static_range(BOXES):
+            if PAGED:
+                position = first + b * BOX
+                block = gl.load(table + position // BLOCK_SIZE * stride_tm, mask=position < key_len, other=-1).to(gl.int32)
+                row = block * BLOCK_SIZE + position % BLOCK_SIZE
+            else:
+                row = key_start + first
+            for h in gl.static_range(HALVES):
+                box = (stage * HALVES + h) * BOXES + b
+                tma.async_copy_global_to_shared(k_desc, [row, column + h * 64], k_full.index(stage), k_boxes.index(box))
+        mbarrier.wait(v_empty.index(stage), free)
+        mbarrier.expect(v_full.index(stage), BLOCK_N * HALVES * 128)
+        for b in gl.static_range(BOXES):
+            if PAGED:
+                position = first + b * BOX
+                block = gl.load(table + position // BLOCK_SIZE * stride_tm, mask=position < key_len, other=-1).to(gl.int32)
+                row = block * BLOCK_SIZE + position % BLOCK_SIZE
+            else:
+                row = key_start + first
+            for h in gl.static_range(HALVES):
+                box = (stage * HALVES + h) * BOXES + b
+                tma.async_copy_global_to_shared(v_desc, [row, column + h * 64], v_full.index(stage), v_boxes.index(box))
+
+
+@gluon.jit
+def scores_of(q_smem, k_smem, stage, GROUP: gl.constexpr, HALVES: gl.constexpr, BLOCK_N: gl.constexpr, S_LAYOUT: gl.constexpr):
+    """(64, BLOCK_N) float32, not waited for: the rows' products with a tile of keys."""
+    s = gl.zeros([64, BLOCK_N], gl.float32, S_LAYOUT)
+    s = warpgroup_mma(q_smem.index(GROUP * HALVES), k_smem.index(stage * HALVES).permute([1, 0]), s, use_acc=False, is_async=True)
+    for h in gl.static_range(1, HALVES):
+        s = warpgroup_mma(q_smem.index(GROUP * HALVES + h), k_smem.index(stage * HALVES + h).permute([1, 0]), s, is_async=True)
+    return s
+
+
+@gluon.jit
+def weights_of(
+    s, row_max, first, last_visible, scale_log2,
+    MASKED: gl.constexpr, BLOCK_N: gl.constexpr, S_LAYOUT: gl.constexpr, P_LAYOUT: gl.constexpr, DTYPE: gl.constexpr,
+):  # fmt: skip
+    """Online softmax of a tile: (weights as an operand, their sums, the rows' new maximum, what older sums are worth now)."""
+    if MASKED:
+        position = first + gl.arange(0, BLOCK_N, gl.SliceLayout(0, S_LAYOUT))
+        s = gl.where(position[None, :] <= last_visible[:, None], s, float("-inf"))
+    new_max = gl.maximum(row_max, gl.max(s, 1) * scale_log2)
+    shift = gl.where(new_max == float("-inf"), 0.0, new_max)  # a row that has seen nothing yet
+    decay = gl.exp2(row_max - shift)
+    if DTYPE == gl.float16:
+        shift -= 14.0  # as in `attention_kernels.attend`
+    p = gl.exp2(s * scale_log2 - shift[:, None])
+    return gl.convert_layout(p.to(DTYPE), P_LAYOUT), gl.sum(p, 1), new_max, decay
+
+
+@gluon.jit
+def attend_rows(
+    q, out, k_smem, v_smem, q_smem, k_full, v_full, k_empty, v_empty,
+    query_start, query_len, first_row, key_len, num_tiles, num_masked, scale_log2, stride_qt, stride_ot,
+    GROUP: gl.constexpr, BLOCK_N: gl.constexpr, HALVES: gl.constexpr, STAGES: gl.constexpr,
+):  # fmt: skip
+    """A warpgroup: 64 query rows of one head, all the tiles that the program's last row sees."""
+    DTYPE: gl.constexpr = q.dtype.element_ty
+    S_LAYOUT: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BLOCK_N, 16])
+    O_LAYOUT: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, 64, 16])
+    P_LAYOUT: gl.constexpr = gl.DotOperandLayout(0, O_LAYOUT, 2)
+    FLAT: gl.constexpr = gl.BlockedLayout([1, 8], [4, 8], [4, 1], [1, 0])
+    flat_row = first_row + GROUP * 64 + gl.arange(0, 64, gl.SliceLayout(1, FLAT))
+    flat_dim = gl.arange(0, 64, gl.SliceLayout(0, FLAT))
+    flat_ok = (flat_row < query_len)[:, None] & (flat_dim < 64)[None, :]
+    q_at = q + ((query_start + flat_row).to(gl.int64) * stride_qt)[:, None] + flat_dim[None, :]
+    for h in gl.static_range(HALVES):
+        q_smem.index(GROUP * HALVES + h).store(gl.load(q_at + h * 64, mask=flat_ok, other=0.0))
+    fence_async_shared()
+    gl.thread_barrier()
+
+    row = first_row + GROUP * 64 + gl.arange(0, 64, gl.SliceLayout(1, S_LAYOUT))
+    last_visible = key_len - query_len + row
+    row_max = gl.full([64], float("-inf"), gl.float32, gl.SliceLayout(1, S_LAYOUT))
+    row_sum = gl.full([64], 0.0, gl.float32, gl.SliceLayout(1, S_LAYOUT))
+    acc = gl.zeros([64, 64], gl.float32, O_LAYOUT)
+    acc2 = gl.zeros([64, 64], gl.float32, O_LAYOUT)
+    if num_tiles > 0:
+        first = (num_tiles - 1) * BLOCK_N
+        mbarrier.wait(k_full.index(0), 0)
+        s = scores_of(q_smem, k_smem, 0, GROUP, HALVES, BLOCK_N, S_LAYOUT)
+        s = warpgroup_mma_wait(0, deps=[s])
+        mbarrier.arrive(k_empty.index(0))
+        p, row_sum, row_max, decay = weights_of(
+            s, row_max, first, last_visible, scale_log2, True, BLOCK_N, S_LAYOUT, P_LAYOUT, DTYPE
+        )  # fmt: skip
+        mbarrier.wait(v_full.index(0), 0)
+        if key_len < first + BLOCK_N:  # slots past the sequence may hold NaN, and 0 * NaN is NaN
+            for h in gl.static_range(HALVES):
+                there = first + gl.arange(0, BLOCK_N, gl.SliceLayout(1, FLAT)) < key_len
+                v_tile = v_smem.index(h).load(FLAT)
+                v_smem.index(h).store(gl.where(there[:, None], v_tile, 0.0))
+            fence_async_shared()
+            gl.thread_barrier()
+        mbarrier.wait(k_full.index(1 % STAGES), 1 // STAGES & 1, pred=num_tiles > 1)
+        for i in range(1, num_masked):
+            p, acc, acc2, row_max, row_sum = next_tile(
+                i, num_tiles, p, acc, acc2, row_max, row_sum, k_smem, v_smem, q_smem, k_full, v_full, k_empty, v_empty,
+                last_visible, scale_log2, True, GROUP, BLOCK_N, HALVES, STAGES, S_LAYOUT, O_LAYOUT, P_LAYOUT, DTYPE,
+            )  # fmt: skip
+        for i in range(gl.maximum(num_masked, 1), num_tiles):
+            p, acc, acc2, row_max, row_sum = next_tile(
+                i, num_tiles, p, acc, acc2, row_max, row_sum, k_smem, v_smem, q_smem, k_full, v_full, k_empty, v_empty,
+                last_visible, scale_log2, False, GROUP, BLOCK_N, HALVES, STAGES, S_LAYOUT, O_LAYOUT, P_LAYOUT, DTYPE,
+            )  # fmt: skip
+        acc, acc2 = weighted_values(num_tiles - 1, p, acc, acc2, v_smem, v_full, HALVES, STAGES)
+        acc, acc2, p = warpgroup_mma_wait(0, deps=[acc, acc2, p])
+
+    total = gl.convert_layout(gl.where(row_sum == 0.0, 1.0, row_sum), gl.SliceLayout(1, O_LAYOUT))
+    out_at = out + ((query_start + flat_row).to(gl.int64) * stride_ot)[:, None] + flat_dim[None, :]
+    gl.store(out_at, gl.convert_layout((acc / total[:, None]).to(DTYPE), FLAT), mask=flat_ok)
+    if HALVES == 2:
+        gl.store(out_at + 64, gl.convert_layout((acc2 / total[:, None]).to(DTYPE), FLAT), mask=flat_ok)
+
+
+@gluon.jit
+def weighted_values(i, p, acc, acc2, v_smem, v_full, HALVES: gl.constexpr, STAGES: gl.constexpr):
+    """Both halves of the output, not waited for: tile i's weights times its values are added to them."""
+    stage = i % STAGES
+    mbarrier.wait(v_full.index(stage), i // STAGES & 1)
+    flying = warpgroup_mma(p, v_smem.index(stage * HALVES), acc, is_async=True)
+    if HALVES == 2:
+        flying2 = warpgroup_mma(p, v_smem.index(stage * HALVES + 1), acc2, is_async=True)
+    else:
+        flying2 = warpgroup_mma_init(acc2)
+    return flying, flying2
+
+
+@gluon.jit
+def next_tile(
+    i, num_tiles, p, acc, acc2, row_max, row_sum, k_smem, v_smem, q_smem, k_full, v_full, k_empty, v_empty, last_visible, scale_log2,
+    MASKED: gl.constexpr, GROUP: gl.constexpr, BLOCK_N: gl.constexpr, HALVES: gl.constexpr, STAGES: gl.constexpr,
+    S_LAYOUT: gl.constexpr, O_LAYOUT: gl.constexpr, P_LAYOUT: gl.constexpr, DTYPE: gl.constexpr,
+):  # fmt: skip
+    """The scores and weights of tile i, whose keys are there, while tile i - 1's weights are multiplied with its values."""
+    stage, after = i % STAGES, (i + 1) % STAGES
+    s = scores_of(q_smem, k_smem, stage, GROUP, HALVES, BLOCK_N, S_LAYOUT)
+    acc, acc2 = weighted_values(i - 1, p, acc, acc2, v_smem, v_full, HALVES, STAGES)
+    s = warpgroup_mma_wait(HALVES, deps=[s])
+    mbarrier.arrive(k_empty.index(stage))
+    first = (num_tiles - 1 - i) * BLOCK_N
+    new_p, new_sum, row_max, decay = weights_of(s, row_max, first, last_visible, scale_log2, MASKED, BLOCK_N, S_LAYOUT, P_LAYOUT, DTYPE)
+    # for the next tile; here, since the assembler moves the exponentials after the wait for the products, unless something ends the block
+    mbarrier.wait(k_full.index(after), (i + 1) // STAGES & 1, pred=i + 1 < num_tiles)
+    acc, acc2, p = warpgroup_mma_wait(0, deps=[acc, acc2, p])
+    mbarrier.arrive(v_empty.index((i + STAGES - 1) % STAGES))
+    row_sum = row_sum * decay + new_sum
+    decay = gl.convert_layout(decay, gl.SliceLayout(1, O_LAYOUT))[:, None]
+    return new_p, acc * decay, acc2 * decay, row_max, row_sum
+
+
+@gluon.jit
+def prefill_kernel(
+    q, k_desc, v_desc, out, cu_seqlens_q, cu_seqlens_k, block_tables, scale_log2,
+    num_seqs, num_heads, group_size, stride_qt, stride_qh, stride_ot, stride_oh, stride_tb, stride_tm, stride_cq, stride_ck,
+    PAGED: gl.constexpr, BLOCK_SIZE: gl.constexpr, BOX: gl.constexpr, BLOCK_N: gl.constexpr, HALVES: gl.constexpr, STAGES: gl.constexpr,
+):  # fmt: skip
+    """A program takes 128 query rows of one head, as two warpgroups. k_desc, v_desc: the slots as rows (slots, Hk * D), in boxes of (BOX, 64)."""
+    program = gl.program_id(0)
+    # heads fastest, for the cache's sake; last rows of each sequence first, because they have the most keys
+    head, seq, back = program % num_heads, program // num_heads % num_seqs, program // num_heads // num_seqs
+    query_start = gl.load(cu_seqlens_q + seq * stride_cq).to(gl.int32)
+    query_len = gl.load(cu_seqlens_q + (seq + 1) * stride_cq).to(gl.int32) - query_start
+    first_row = ((query_len + 127) // 128 - 1 - back) * 128
+    if first_row < 0:
+        return
+    key_start = gl.load(cu_seqlens_k + seq * stride_ck).to(gl.int32)
+    key_len = gl.load(cu_seqlens_k + (seq + 1) * stride_ck).to(gl.int32) - key_start
+    last_row = gl.minimum(query_len - 1, first_row + 127)
+    num_tiles = (gl.maximum(key_len - query_len + last_row + 1, 0) + BLOCK_N - 1) // BLOCK_N
+    num_masked = num_tiles - gl.maximum(key_len - query_len + first_row + 1, 0) // BLOCK_N
+
+    dtype: gl.constexpr = q.dtype.element_ty
+    layout: gl.constexpr = gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=16, rank=2)
+    q_smem = gl.allocate_shared_memory(dtype, [2 * HALVES, 64, 64], layout)
+    k_smem = gl.allocate_shared_memory(dtype, [STAGES * HALVES, BLOCK_N, 64], layout)
+    v_smem = gl.allocate_shared_memory(dtype, [STAGES * HALVES, BLOCK_N, 64], layout)
+    k_full = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
+    v_full = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
+    k_empty = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
+    v_empty = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
+    for stage in gl.static_range(STAGES):
+        mbarrier.init(k_full.index(stage), count=1)
+        mbarrier.init(v_full.index(stage), count=1)
+        mbarrier.init(k_empty.index(stage), count=2)
+        mbarrier.init(v_empty.index(stage), count=2)
+    fence_async_shared()
+    gl.thread_barrier()
+
+    q_head = q + head.to(gl.int64) * stride_qh
+    out_head = out + head.to(gl.int64) * stride_oh
+    table = block_tables + seq.to(gl.int64) * stride_tb
+    gl.warp_specialize(
+        [
+            (attend_rows, (
+                q_head, out_head, k_smem, v_smem, q_smem, k_full, v_full, k_empty, v_empty,
+                query_start, query_len, first_row, key_len, num_tiles, num_masked, scale_log2, stride_qt, stride_ot,
+                0, BLOCK_N, HALVES, STAGES,
+            )),
+            (attend_rows, (
+                q_head, out_head, k_smem, v_smem, q_smem, k_full, v_full, k_empty, v_empty,
+                query_start, query_len, first_row, key_len, num_tiles, num_masked, scale_log2, stride_qt, stride_ot,
+                1, BLOCK_N, HALVES, STAGES,
+            )),
+            (load_tiles, (
+                k_desc, v_desc, table, stride_tm, key_start, key_len, head // group_size, num_tiles,
+                k_smem, v_smem, k_full, v_full, k_empty, v_empty, PAGED, BLOCK_SIZE, BOX, BLOCK_N, HALVES, STAGES,
+            )),
+        ],
+        [4, 1],
+        [240, 24],
+    )  # fmt: skip
+
+
+def takes(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, paged: bool) -> bool:
+    """Whether this kernel reads such tensors: half precision, heads of 64 or 128 side by side, pages in whole boxes."""
+    if q.dtype not in DTYPES or q.shape[-1] not in HEAD_DIMS or q.stride(-1) != 1:
+        return False
+    if paged and (k.shape[1] < 16 or k.shape[1] & (k.shape[1] - 1)):
+        return False
+    return all(_lies_in_rows(each, paged) for each in (k, v))
+
+
+def launch(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    out: torch.Tensor,
+    cu_seqlens_q: torch.Tensor,
+    cu_seqlens_k: torch.Tensor,
+    max_seqlen_q: int,
+    scale: float,
+    block_tables: torch.Tensor | None,
+) -> None:
+    """Write `out` as `attention.prefill_attention` says, of tensors that `takes` accepts."""
+    num_heads, head_dim = q.shape[1:]
+    num_seqs = len(cu_seqlens_q) - 1
+    block_size = 0 if block_tables is None else k.shape[1]
+    box = min(block_size or TILE_ROWS, TILE_ROWS)
+    prefill_kernel[(ceil_div(max_seqlen_q, ROWS) * num_seqs * num_heads,)](
+        q,
+        _boxes(k, box),
+        _boxes(v, box),
+        out,
+        cu_seqlens_q,
+        cu_seqlens_k,
+        cu_seqlens_q if block_tables is None else block_tables,  # without tables the kernel does not look
+        scale * math.log2(math.e),
+        num_seqs,
+        num_heads,
+        num_heads // k.shape[-2],
+        *q.stride()[:2],
+        *out.stride()[:2],
+        *(block_tables.stride() if block_tables is not None else (0, 0)),
+        cu_seqlens_q.stride(0),
+        cu_seqlens_k.stride(0),
+        PAGED=block_tables is not None,
+        BLOCK_SIZE=block_size,
+        BOX=box,
+        BLOCK_N=TILE_ROWS,
+        HALVES=head_dim // WIDTH,
+        STAGES=2,
+        num_warps=4,
+    )
+
+
+def _lies_in_rows(keys: torch.Tensor, paged: bool) -> bool:
+    """(slots, Hk * D), as a descriptor tells it: slots a fixed stride of whole 16 bytes apart, fewer than an int32 counts."""
+    slot, head, dim = keys.stride()[-3:]
+    if keys.numel() == 0 or dim != 1 or (head != keys.shape[-1] and keys.shape[-2] > 1):
+        return False
+    if paged and keys.stride(0) != keys.shape[1] * slot and keys.shape[0] > 1:
+        return False
+    return slot * keys.element_size() % 16 == 0 and keys.data_ptr() % 16 == 0 and keys.shape[:-2].numel() < 2**31
+
+
+def _boxes(keys: torch.Tensor, box: int) -> TensorDescriptor:
+    """Keys or values as rows (slots, Hk * D), to be loaded in boxes of (box, 64)."""
+    layout = gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=16, rank=2)
+    shape = [keys.shape[:-2].numel(), keys.shape[-2] * keys.shape[-1]]
+    return TensorDescriptor(keys, shape, [keys.stride(-3), 1], [box, WIDTH], layout)
