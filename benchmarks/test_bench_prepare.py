@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+import numpy as np
 import pytest
 import torch
 
@@ -20,11 +21,12 @@ class PrepareCase(NamedTuple):
     scheduled: int
     cached: int
     block_size: int
+    arrays: bool = False  # token ids are arrays of int64, as engines keep them that prepare many tokens; else lists
     real_size: bool = False  # left false where the reference is fast enough to stand beside; every machine times all of them
 
     @property
     def name(self) -> str:
-        return f"{self.num_sequences}x{self.scheduled}+{self.cached}-S{self.block_size}"
+        return f"{self.num_sequences}x{self.scheduled}+{self.cached}-S{self.block_size}{'-arrays' if self.arrays else ''}"
 
     @property
     def length(self) -> int:
@@ -36,14 +38,16 @@ PREFILL_CASES = (
     PrepareCase(64, 512, 1_536, 16),
     PrepareCase(4, 8_192, 0, 256),
     PrepareCase(64, 4_096, 0, 256),
+    PrepareCase(64, 4_096, 0, 256, arrays=True),
     PrepareCase(64, 4_096, 4_096, 16),
+    PrepareCase(64, 4_096, 4_096, 16, arrays=True),
 )
 DECODE_CASES = (
     PrepareCase(4, 1, 40, 16),
     PrepareCase(256, 1, 2_047, 16),
     PrepareCase(256, 1, 2_047, 256),
 )
-SLOT_CASES = on_this_machine(PREFILL_CASES[0], *(case._replace(real_size=True) for case in PREFILL_CASES[1:]))
+SLOT_CASES = on_this_machine(PREFILL_CASES[0], *(case._replace(real_size=True) for case in PREFILL_CASES[1:] if not case.arrays))
 
 
 def states(case: PrepareCase) -> tuple[list[SequenceState], torch.Tensor]:
@@ -51,8 +55,9 @@ def states(case: PrepareCase) -> tuple[list[SequenceState], torch.Tensor]:
     columns = -(-case.length // case.block_size)
     order = torch.randperm((case.num_sequences + 1) * columns, generator=torch.Generator().manual_seed(0))
     tables = order[: case.num_sequences * columns].reshape(case.num_sequences, columns).int()
-    tokens = range(case.length)
-    return [SequenceState(list(tokens), case.cached, case.scheduled, table) for table in tables.tolist()], tables.to(DEVICE)
+    tokens = np.arange(case.length)
+    kept = tokens.copy if case.arrays else tokens.tolist
+    return [SequenceState(kept(), case.cached, case.scheduled, table) for table in tables.tolist()], tables.to(DEVICE)
 
 
 def expected_slots(tables: torch.Tensor, positions: torch.Tensor, block_size: int) -> torch.Tensor:
