@@ -20,7 +20,7 @@ from gpu_impl.launch import INTERPRET, ceil_div, launches_early, num_multiproces
 
 GLUON_OF_TRITON = "3.6."
 MOST_SHARED = 1024  # sequences; in larger batches each row is a program's alone
-COMBINED_AT_ONCE = 32  # parts of a row
+COMBINED_AT_ONCE = 64  # parts of a row
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 HEAD_DIMS = range(1, 257)
 
@@ -258,7 +258,7 @@ def decode_tile(group_size: int, longest: int, head_dim: int, dtype: torch.dtype
 def decode_programs(num_units: int, head_dim: int, device: torch.device) -> int:
     """How many programs share a batch: as many as run at a time, from shapes alone, and no more than there may be tiles of keys."""
     if INTERPRET:
-        return min(num_units, 3)
+        return min(num_units, 7)
     at_once = 1 if head_dim > 128 else 2 if head_dim > 64 else 4  # what their tiles leave of a multiprocessor's shared memory
     return min(num_units, at_once * num_multiprocessors(device))
 

@@ -150,17 +150,21 @@ def prefill_kernel(
 
 @triton.jit
 def share_of(program, num_programs, context_lens, num_seqs, rows_per_seq, stride_c, BLOCK_B: tl.constexpr, BLOCK_N: tl.constexpr):
-    """(first unit, end of its units, ends of the sequences): an equal share of a batch's work for each program, from the lengths on the device.
+    """(first unit, end of its units, ends of the sequences, their lengths, number of shares): a program's equal share of a batch's work.
 
     A unit is a tile of BLOCK_N keys of one row; a row, the query heads of one kv head in one sequence. Units are numbered sequence by
-    sequence, row by row. An empty sequence has a unit a row too: somebody has to write its zeros. ends: (BLOCK_B,), in units.
+    sequence, row by row. An empty sequence has a unit a row too: somebody has to write its zeros. ends: (BLOCK_B,), in units; lens: (BLOCK_B,).
+    Lengths are read on the device. There are no more shares than units, so that no share is empty; programs past them have nothing to do.
     """
     seq = tl.arange(0, BLOCK_B)
     key_len = tl.load(context_lens + seq * stride_c, mask=seq < num_seqs, other=0).to(tl.int32)
     tiles = tl.where(seq < num_seqs, tl.maximum((key_len + BLOCK_N - 1) // BLOCK_N, 1), 0)
     ends = tl.cumsum(tiles, 0) * rows_per_seq
-    total = tl.max(ends, 0).to(tl.int64)
-    return (program * total // num_programs).to(tl.int32), ((program + 1) * total // num_programs).to(tl.int32), ends
+    total = tl.max(ends, 0)
+    shares = tl.minimum(num_programs, total)
+    first = tl.minimum(program, shares).to(tl.int64) * total // shares
+    end = tl.minimum(program + 1, shares).to(tl.int64) * total // shares
+    return first.to(tl.int32), end.to(tl.int32), ends, key_len, shares
 
 
 @triton.jit
@@ -190,9 +194,7 @@ def decode_kernel(
         unit = program % NUM_SPLITS * tiles_per_split
         last_unit = tl.minimum(row_tiles, unit + tiles_per_split)
     else:
-        unit, last_unit, ends = share_of(
-            program.to(tl.int64), tl.num_programs(0), context_lens, num_seqs, rows_per_seq, stride_c, BLOCK_B, BLOCK_N
-        )
+        unit, last_unit, ends, lens, _ = share_of(program, tl.num_programs(0), context_lens, num_seqs, rows_per_seq, stride_c, BLOCK_B, BLOCK_N)
     lane = tl.arange(0, BLOCK_M)
     dim = tl.arange(0, BLOCK_D)
     while unit < last_unit:
@@ -201,7 +203,7 @@ def decode_kernel(
             key_len = tl.load(context_lens + seq * stride_c).to(tl.int32)
         else:
             seq = tl.sum((ends <= unit).to(tl.int32), 0)
-            key_len = tl.load(context_lens + seq * stride_c).to(tl.int32)
+            key_len = tl.sum(tl.where(tl.arange(0, BLOCK_B) == seq, lens, 0), 0)
             row_tiles = tl.maximum((key_len + BLOCK_N - 1) // BLOCK_N, 1)
             unit_of_seq = unit - tl.max(tl.where(ends <= unit, ends, 0), 0)
             row, tile = unit_of_seq // row_tiles, unit_of_seq % row_tiles
@@ -266,17 +268,16 @@ def combine_kernel(
         end_part = part + (row_tiles + tiles_per_split - 1) // tiles_per_split
         joins = (part % NUM_SPLITS == 0) & (end_part > part + 1)
     else:
-        first_unit, end_unit, ends = share_of(part.to(tl.int64), num_parts, context_lens, num_seqs, rows_per_seq, stride_c, BLOCK_B, BLOCK_N)
+        first_unit, end_unit, ends, lens, shares = share_of(part, num_parts, context_lens, num_seqs, rows_per_seq, stride_c, BLOCK_B, BLOCK_N)
         unit = tl.maximum(end_unit - 1, 0)  # its last
         seq = tl.sum((ends <= unit).to(tl.int32), 0)
-        row_tiles = tl.maximum((tl.load(context_lens + seq * stride_c).to(tl.int32) + BLOCK_N - 1) // BLOCK_N, 1)
+        row_tiles = tl.maximum((tl.sum(tl.where(tl.arange(0, BLOCK_B) == seq, lens, 0), 0) + BLOCK_N - 1) // BLOCK_N, 1)
         seq_start = tl.max(tl.where(ends <= unit, ends, 0), 0)
         row = (unit - seq_start) // row_tiles
         row_start = seq_start + row * row_tiles
         joins = (first_unit < end_unit) & (row_start >= first_unit) & (row_start + row_tiles > end_unit)
-        # the program that has the row's last unit u is the last p with p * total // parts <= u
-        total = tl.max(ends, 0).to(tl.int64)
-        end_part = (((row_start + row_tiles).to(tl.int64) * num_parts - 1) // total).to(tl.int32) + 1
+        # the program that has the row's last unit u is the last p with p * total // shares <= u
+        end_part = (((row_start + row_tiles).to(tl.int64) * shares - 1) // tl.max(ends, 0)).to(tl.int32) + 1
     if EARLY:
         tl.extra.cuda.gdc_wait()  # whoever comes after this kernel must find `decode_kernel` ended, so nobody leaves before
     first_lane = row % group_tiles * BLOCK_M
@@ -291,9 +292,7 @@ def combine_kernel(
             entry = (each.to(tl.int64) * 2 + (each == part)) * BLOCK_M + lane
             part_max = tl.load(partial_max + entry, mask=there, other=float("-inf"))
             part_sum = tl.load(partial_sum + entry, mask=there, other=0.0)
-            parts = tl.load(
-                partial + (entry * HEAD_DIM)[:, None] + dim[None, :], mask=there[:, None] & (dim < HEAD_DIM)[None, :], other=0.0
-            )
+            parts = tl.load(partial + (entry * HEAD_DIM)[:, None] + dim[None, :], mask=there[:, None] & (dim < HEAD_DIM)[None, :], other=0.0)
             new_largest = tl.maximum(largest, tl.max(part_max, 0))
             shift = tl.where(new_largest == float("-inf"), 0.0, new_largest)
             weight, decay = tl.exp2(part_max - shift), tl.exp2(largest - shift)

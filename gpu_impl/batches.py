@@ -84,9 +84,7 @@ def prepare_decode(sequences: Sequence[SequenceState], block_size: int, *, devic
     return DecodeBatch(input_ids, positions, slot_mapping, context_lens, block_tables)
 
 
-def compute_slot_mapping(
-    positions: torch.Tensor, cu_seqlens_q: torch.Tensor, block_tables: torch.Tensor, block_size: int
-) -> torch.Tensor:
+def compute_slot_mapping(positions: torch.Tensor, cu_seqlens_q: torch.Tensor, block_tables: torch.Tensor, block_size: int) -> torch.Tensor:
     """(T,) int32 on the device of its inputs, without a host synchronisation (clauses SLOT-1, SLOT-2).
 
     positions: (T,), cu_seqlens_q: (B+1,), block_tables: (B, M) with any number of spare columns. A token after the last sequence, one past

@@ -85,7 +85,7 @@ def weights_of(
     new_max = gl.maximum(row_max, gl.max(s, 1) * scale_log2)
     shift = gl.where(new_max == float("-inf"), 0.0, new_max)  # a row that has seen nothing yet
     decay = gl.exp2(row_max - shift)
-    if DTYPE == gl.float16:
+    if gl.float16 == DTYPE:
         shift -= 14.0  # as in `attention_kernels.attend`
     p = gl.exp2(s * scale_log2 - shift[:, None])
     return gl.convert_layout(p.to(DTYPE), P_LAYOUT), gl.sum(p, 1), new_max, decay
@@ -124,7 +124,7 @@ def attend_rows(
         s = scores_of(q_smem, k_smem, 0, GROUP, HALVES, BLOCK_N, S_LAYOUT)
         s = warpgroup_mma_wait(0, deps=[s])
         mbarrier.arrive(k_empty.index(0))
-        p, row_sum, row_max, decay = weights_of(
+        p, row_sum, row_max, _ = weights_of(
             s, row_max, first, last_visible, scale_log2, True, BLOCK_N, S_LAYOUT, P_LAYOUT, DTYPE
         )  # fmt: skip
         mbarrier.wait(v_full.index(0), 0)
