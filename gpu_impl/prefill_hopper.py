@@ -93,7 +93,7 @@ def weights_of(
 
 @gluon.jit
 def attend_rows(
-    q, out, k_smem, v_smem, q_smem, k_full, v_full, k_empty, v_empty,
+    q, out, k_smem, v_smem, q_smem, k_full, v_full, k_empty, v_empty, turns,
     query_start, query_len, first_row, key_len, num_tiles, num_masked, scale_log2, stride_qt, stride_ot,
     GROUP: gl.constexpr, BLOCK_N: gl.constexpr, HALVES: gl.constexpr, STAGES: gl.constexpr,
 ):  # fmt: skip
@@ -138,12 +138,12 @@ def attend_rows(
         mbarrier.wait(k_full.index(1 % STAGES), 1 // STAGES & 1, pred=num_tiles > 1)
         for i in range(1, num_masked):
             p, acc, acc2, row_max, row_sum = next_tile(
-                i, num_tiles, p, acc, acc2, row_max, row_sum, k_smem, v_smem, q_smem, k_full, v_full, k_empty, v_empty,
+                i, num_tiles, p, acc, acc2, row_max, row_sum, k_smem, v_smem, q_smem, k_full, v_full, k_empty, v_empty, turns,
                 last_visible, scale_log2, True, GROUP, BLOCK_N, HALVES, STAGES, S_LAYOUT, O_LAYOUT, P_LAYOUT, DTYPE,
             )  # fmt: skip
         for i in range(gl.maximum(num_masked, 1), num_tiles):
             p, acc, acc2, row_max, row_sum = next_tile(
-                i, num_tiles, p, acc, acc2, row_max, row_sum, k_smem, v_smem, q_smem, k_full, v_full, k_empty, v_empty,
+                i, num_tiles, p, acc, acc2, row_max, row_sum, k_smem, v_smem, q_smem, k_full, v_full, k_empty, v_empty, turns,
                 last_visible, scale_log2, False, GROUP, BLOCK_N, HALVES, STAGES, S_LAYOUT, O_LAYOUT, P_LAYOUT, DTYPE,
             )  # fmt: skip
         acc, acc2 = weighted_values(num_tiles - 1, p, acc, acc2, v_smem, v_full, HALVES, STAGES)
@@ -171,14 +171,17 @@ def weighted_values(i, p, acc, acc2, v_smem, v_full, HALVES: gl.constexpr, STAGE
 
 @gluon.jit
 def next_tile(
-    i, num_tiles, p, acc, acc2, row_max, row_sum, k_smem, v_smem, q_smem, k_full, v_full, k_empty, v_empty, last_visible, scale_log2,
+    i, num_tiles, p, acc, acc2, row_max, row_sum, k_smem, v_smem, q_smem, k_full, v_full, k_empty, v_empty, turns, last_visible, scale_log2,
     MASKED: gl.constexpr, GROUP: gl.constexpr, BLOCK_N: gl.constexpr, HALVES: gl.constexpr, STAGES: gl.constexpr,
     S_LAYOUT: gl.constexpr, O_LAYOUT: gl.constexpr, P_LAYOUT: gl.constexpr, DTYPE: gl.constexpr,
 ):  # fmt: skip
     """The scores and weights of tile i, whose keys are there, while tile i - 1's weights are multiplied with its values."""
     stage, after = i % STAGES, (i + 1) % STAGES
+    # one warpgroup's products are queued while the other takes its softmax
+    mbarrier.wait(turns.index(GROUP), (i + GROUP) & 1)
     s = scores_of(q_smem, k_smem, stage, GROUP, HALVES, BLOCK_N, S_LAYOUT)
     acc, acc2 = weighted_values(i - 1, p, acc, acc2, v_smem, v_full, HALVES, STAGES)
+    mbarrier.arrive(turns.index(1 - GROUP))
     s = warpgroup_mma_wait(HALVES, deps=[s])
     mbarrier.arrive(k_empty.index(stage))
     first = (num_tiles - 1 - i) * BLOCK_N
@@ -222,6 +225,9 @@ def prefill_kernel(
     v_full = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
     k_empty = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
     v_empty = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
+    turns = gl.allocate_shared_memory(gl.int64, [2, 1], mbarrier.MBarrierLayout())
+    mbarrier.init(turns.index(0), count=1)
+    mbarrier.init(turns.index(1), count=1)
     for stage in gl.static_range(STAGES):
         mbarrier.init(k_full.index(stage), count=1)
         mbarrier.init(v_full.index(stage), count=1)
@@ -236,12 +242,12 @@ def prefill_kernel(
     gl.warp_specialize(
         [
             (attend_rows, (
-                q_head, out_head, k_smem, v_smem, q_smem, k_full, v_full, k_empty, v_empty,
+                q_head, out_head, k_smem, v_smem, q_smem, k_full, v_full, k_empty, v_empty, turns,
                 query_start, query_len, first_row, key_len, num_tiles, num_masked, scale_log2, stride_qt, stride_ot,
                 0, BLOCK_N, HALVES, STAGES,
             )),
             (attend_rows, (
-                q_head, out_head, k_smem, v_smem, q_smem, k_full, v_full, k_empty, v_empty,
+                q_head, out_head, k_smem, v_smem, q_smem, k_full, v_full, k_empty, v_empty, turns,
                 query_start, query_len, first_row, key_len, num_tiles, num_masked, scale_log2, stride_qt, stride_ot,
                 1, BLOCK_N, HALVES, STAGES,
             )),
