@@ -15,7 +15,7 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier, tma, warpgroup_mma, warpgroup_mma_init, warpgroup_mma_wait
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
-from gpu_impl.launch import ceil_div
+from gpu_impl.launch import ceil_div, num_multiprocessors
 
 DTYPES = (torch.float16, torch.bfloat16)
 HEAD_DIMS = (64, 128)
@@ -25,42 +25,172 @@ WIDTH = 64  # of a swizzled row of half precision
 
 
 @gluon.jit
+def share(item, num_heads, num_seqs, cu_seqlens_q, cu_seqlens_k, stride_cq, stride_ck, BLOCK_N: gl.constexpr):
+    """What item number `item` is: 128 query rows of one head, and the tiles of keys that the last of them sees. first_row < 0: nothing."""
+    # heads fastest, for the cache's sake; last rows of each sequence first, because they have the most keys
+    head, seq, back = item % num_heads, item // num_heads % num_seqs, item // num_heads // num_seqs
+    query_start = gl.load(cu_seqlens_q + seq * stride_cq).to(gl.int32)
+    query_len = gl.load(cu_seqlens_q + (seq + 1) * stride_cq).to(gl.int32) - query_start
+    key_start = gl.load(cu_seqlens_k + seq * stride_ck).to(gl.int32)
+    key_len = gl.load(cu_seqlens_k + (seq + 1) * stride_ck).to(gl.int32) - key_start
+    first_row = ((query_len + 127) // 128 - 1 - back) * 128
+    seen = gl.maximum(key_len - query_len + gl.minimum(query_len, first_row + 128), 0)
+    num_tiles = gl.where(first_row < 0, 0, (seen + BLOCK_N - 1) // BLOCK_N)
+    return head, seq, query_start, query_len, key_start, key_len, first_row, num_tiles
+
+
+@gluon.jit
 def load_tiles(
-    k_desc, v_desc, table, stride_tm, key_start, key_len, kv_head, num_tiles, k_smem, v_smem, k_full, v_full, k_empty, v_empty,
+    pages, items, tiles,
     PAGED: gl.constexpr, BLOCK_SIZE: gl.constexpr, BOX: gl.constexpr, BLOCK_N: gl.constexpr, HALVES: gl.constexpr, STAGES: gl.constexpr,
 ):  # fmt: skip
-    """The loading warp. A page that the sequence has not is loaded from outside the cache, which gives zeros."""
+    """The loading warp: of each item the tiles from the last to the first, K and then V, as soon as both warpgroups have left their place."""
+    k_desc, v_desc, block_tables, stride_tb, stride_tm, group_size = pages
+    num_items, num_heads, num_seqs, cu_seqlens_q, cu_seqlens_k, stride_cq, stride_ck = items
+    k_smem, v_smem, k_full, v_full, k_empty, v_empty = tiles
+    loaded = 0
+    for item in range(gl.program_id(0), num_items, gl.num_programs(0)):
+        head, seq, _query_start, _query_len, key_start, key_len, _first_row, num_tiles = share(
+            item, num_heads, num_seqs, cu_seqlens_q, cu_seqlens_k, stride_cq, stride_ck, BLOCK_N
+        )
+        table = block_tables + seq.to(gl.int64) * stride_tb
+        column = head // group_size * HALVES * 64
+        for i in range(num_tiles):
+            stage, free = (loaded + i) % STAGES, ((loaded + i) // STAGES + 1) & 1
+            first = (num_tiles - 1 - i) * BLOCK_N
+            mbarrier.wait(k_empty.index(stage), free)
+            load_tile(
+                k_desc, column, table, stride_tm, key_start, key_len, first, k_smem, k_full.index(stage), stage,
+                PAGED, BLOCK_SIZE, BOX, BLOCK_N, HALVES, STAGES,
+            )  # fmt: skip
+            mbarrier.wait(v_empty.index(stage), free)
+            load_tile(
+                v_desc, column, table, stride_tm, key_start, key_len, first, v_smem, v_full.index(stage), stage,
+                PAGED, BLOCK_SIZE, BOX, BLOCK_N, HALVES, STAGES,
+            )  # fmt: skip
+        loaded += num_tiles
+
+
+@gluon.jit
+def load_tile(
+    desc, column, table, stride_tm, key_start, key_len, first, smem, full, stage,
+    PAGED: gl.constexpr, BLOCK_SIZE: gl.constexpr, BOX: gl.constexpr, BLOCK_N: gl.constexpr, HALVES: gl.constexpr, STAGES: gl.constexpr,
+):  # fmt: skip
+    """Keys or values of positions [first, first + BLOCK_N), page by page. A page past the sequence comes from outside the cache, as zeros."""
     BOXES: gl.constexpr = BLOCK_N // BOX
-    k_boxes = k_smem._reinterpret(k_smem.dtype, [STAGES * HALVES * BOXES, BOX, 64], k_smem.layout)
-    v_boxes = v_smem._reinterpret(v_smem.dtype, [STAGES * HALVES * BOXES, BOX, 64], v_smem.layout)
-    column = kv_head * HALVES * 64
-    for i in range(num_tiles):
-        stage, free = i % STAGES, (i // STAGES + 1) & 1
-        first = (num_tiles - 1 - i) * BLOCK_N
-        mbarrier.wait(k_empty.index(stage), free)
-        mbarrier.expect(k_full.index(stage), BLOCK_N * HALVES * 128)
-        for b in gl.static_range(BOXES):
-            if PAGED:
-                position = first + b * BOX
-                block = gl.load(table + position // BLOCK_SIZE * stride_tm, mask=position < key_len, other=-1).to(gl.int32)
-                row = block * BLOCK_SIZE + position % BLOCK_SIZE
-            else:
-                row = key_start + first
+    boxes = smem._reinterpret(smem.dtype, [STAGES * HALVES * BOXES, BOX, 64], smem.layout)
+    mbarrier.expect(full, BLOCK_N * HALVES * 128)
+    for b in gl.static_range(BOXES):
+        if PAGED:
+            position = first + b * BOX
+            block = gl.load(table + position // BLOCK_SIZE * stride_tm, mask=position < key_len, other=-1).to(gl.int32)
+            row = block * BLOCK_SIZE + position % BLOCK_SIZE
+        else:
+            row = key_start + first
+        for h in gl.static_range(HALVES):
+            tma.async_copy_global_to_shared(desc, [row, column + h * 64], full, boxes.index((stage * HALVES + h) * BOXES + b))
+
+
+@gluon.jit
+def attend_rows(rows, items, tiles, GROUP: gl.constexpr, BLOCK_N: gl.constexpr, HALVES: gl.constexpr, STAGES: gl.constexpr):
+    """A warpgroup: of each item 64 query rows, and all the tiles that the item's last row sees."""
+    q, out, stride_qt, stride_qh, stride_ot, stride_oh, scale_log2, q_smem, turns = rows
+    num_items, num_heads, num_seqs, cu_seqlens_q, cu_seqlens_k, stride_cq, stride_ck = items
+    k_smem, v_smem, k_full, v_full, k_empty, v_empty = tiles
+    DTYPE: gl.constexpr = q.dtype.element_ty
+    S_LAYOUT: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BLOCK_N, 16])
+    O_LAYOUT: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, 64, 16])
+    P_LAYOUT: gl.constexpr = gl.DotOperandLayout(0, O_LAYOUT, 2)
+    FLAT: gl.constexpr = gl.BlockedLayout([1, 8], [4, 8], [4, 1], [1, 0])
+    flat_dim = gl.arange(0, 64, gl.SliceLayout(0, FLAT))
+    done, turn = 0, GROUP  # tiles, and times that it was this warpgroup's turn, the second one's counted from 1
+    for item in range(gl.program_id(0), num_items, gl.num_programs(0)):
+        head, _seq, query_start, query_len, _key_start, key_len, first_row, num_tiles = share(
+            item, num_heads, num_seqs, cu_seqlens_q, cu_seqlens_k, stride_cq, stride_ck, BLOCK_N
+        )
+        if first_row >= 0:
+            num_masked = num_tiles - gl.maximum(key_len - query_len + first_row + 1, 0) // BLOCK_N
+            flat_row = first_row + GROUP * 64 + gl.arange(0, 64, gl.SliceLayout(1, FLAT))
+            flat_ok = (flat_row < query_len)[:, None] & (flat_dim < 64)[None, :]
+            q_at = q + head.to(gl.int64) * stride_qh + ((query_start + flat_row).to(gl.int64) * stride_qt)[:, None] + flat_dim[None, :]
             for h in gl.static_range(HALVES):
-                box = (stage * HALVES + h) * BOXES + b
-                tma.async_copy_global_to_shared(k_desc, [row, column + h * 64], k_full.index(stage), k_boxes.index(box))
-        mbarrier.wait(v_empty.index(stage), free)
-        mbarrier.expect(v_full.index(stage), BLOCK_N * HALVES * 128)
-        for b in gl.static_range(BOXES):
-            if PAGED:
-                position = first + b * BOX
-                block = gl.load(table + position // BLOCK_SIZE * stride_tm, mask=position < key_len, other=-1).to(gl.int32)
-                row = block * BLOCK_SIZE + position % BLOCK_SIZE
-            else:
-                row = key_start + first
-            for h in gl.static_range(HALVES):
-                box = (stage * HALVES + h) * BOXES + b
-                tma.async_copy_global_to_shared(v_desc, [row, column + h * 64], v_full.index(stage), v_boxes.index(box))
+                q_smem.index(GROUP * HALVES + h).store(gl.load(q_at + h * 64, mask=flat_ok, other=0.0))
+            fence_async_shared()
+            gl.thread_barrier()
+
+            row = first_row + GROUP * 64 + gl.arange(0, 64, gl.SliceLayout(1, S_LAYOUT))
+            last_visible = key_len - query_len + row
+            row_max = gl.full([64], float("-inf"), gl.float32, gl.SliceLayout(1, S_LAYOUT))
+            row_sum = gl.full([64], 0.0, gl.float32, gl.SliceLayout(1, S_LAYOUT))
+            acc = gl.zeros([64, 64], gl.float32, O_LAYOUT)
+            acc2 = gl.zeros([64, 64], gl.float32, O_LAYOUT)
+            if num_tiles > 0:
+                first = (num_tiles - 1) * BLOCK_N
+                stage = done % STAGES
+                mbarrier.wait(k_full.index(stage), done // STAGES & 1)
+                s = scores_of(q_smem, k_smem, stage, GROUP, HALVES, BLOCK_N, S_LAYOUT)
+                s = warpgroup_mma_wait(0, deps=[s])
+                mbarrier.arrive(k_empty.index(stage))
+                p, row_sum, row_max, _decay = weights_of(
+                    s, row_max, first, last_visible, scale_log2, True, BLOCK_N, S_LAYOUT, P_LAYOUT, DTYPE
+                )  # fmt: skip
+                mbarrier.wait(v_full.index(stage), done // STAGES & 1)
+                if key_len < first + BLOCK_N:  # slots past the sequence may hold NaN, and 0 * NaN is NaN
+                    for h in gl.static_range(HALVES):
+                        there = first + gl.arange(0, BLOCK_N, gl.SliceLayout(1, FLAT)) < key_len
+                        v_tile = v_smem.index(stage * HALVES + h).load(FLAT)
+                        v_smem.index(stage * HALVES + h).store(gl.where(there[:, None], v_tile, 0.0))
+                    fence_async_shared()
+                    gl.thread_barrier()
+                mbarrier.wait(k_full.index((done + 1) % STAGES), (done + 1) // STAGES & 1, pred=num_tiles > 1)
+                for i in range(1, num_masked):
+                    p, acc, acc2, row_max, row_sum = next_tile(
+                        done + i, i + 1 < num_tiles, turn + i, p, acc, acc2, row_max, row_sum, tiles, q_smem, turns,
+                        (num_tiles - 1 - i) * BLOCK_N, last_visible, scale_log2,
+                        True, GROUP, BLOCK_N, HALVES, STAGES, S_LAYOUT, O_LAYOUT, P_LAYOUT, DTYPE,
+                    )  # fmt: skip
+                for i in range(gl.maximum(num_masked, 1), num_tiles):
+                    p, acc, acc2, row_max, row_sum = next_tile(
+                        done + i, i + 1 < num_tiles, turn + i, p, acc, acc2, row_max, row_sum, tiles, q_smem, turns,
+                        0, last_visible, scale_log2,
+                        False, GROUP, BLOCK_N, HALVES, STAGES, S_LAYOUT, O_LAYOUT, P_LAYOUT, DTYPE,
+                    )  # fmt: skip
+                done += num_tiles
+                turn += num_tiles - 1
+                acc, acc2 = weighted_values(done - 1, p, acc, acc2, v_smem, v_full, HALVES, STAGES)
+                acc, acc2, p = warpgroup_mma_wait(0, deps=[acc, acc2, p])
+                mbarrier.arrive(v_empty.index((done - 1) % STAGES))
+
+            total = gl.convert_layout(gl.where(row_sum == 0.0, 1.0, row_sum), gl.SliceLayout(1, O_LAYOUT))
+            out_at = out + head.to(gl.int64) * stride_oh + ((query_start + flat_row).to(gl.int64) * stride_ot)[:, None] + flat_dim[None, :]
+            gl.store(out_at, gl.convert_layout((acc / total[:, None]).to(DTYPE), FLAT), mask=flat_ok)
+            if HALVES == 2:
+                gl.store(out_at + 64, gl.convert_layout((acc2 / total[:, None]).to(DTYPE), FLAT), mask=flat_ok)
+
+
+@gluon.jit
+def next_tile(
+    tile, more, turn, p, acc, acc2, row_max, row_sum, tiles, q_smem, turns, first, last_visible, scale_log2,
+    MASKED: gl.constexpr, GROUP: gl.constexpr, BLOCK_N: gl.constexpr, HALVES: gl.constexpr, STAGES: gl.constexpr,
+    S_LAYOUT: gl.constexpr, O_LAYOUT: gl.constexpr, P_LAYOUT: gl.constexpr, DTYPE: gl.constexpr,
+):  # fmt: skip
+    """The scores and weights of the program's tile number `tile`, whose keys are there, while the tile before is multiplied with its values."""
+    k_smem, v_smem, k_full, v_full, k_empty, v_empty = tiles
+    # one warpgroup's products are queued while the other takes its softmax
+    mbarrier.wait(turns.index(GROUP), turn & 1)
+    s = scores_of(q_smem, k_smem, tile % STAGES, GROUP, HALVES, BLOCK_N, S_LAYOUT)
+    acc, acc2 = weighted_values(tile - 1, p, acc, acc2, v_smem, v_full, HALVES, STAGES)
+    mbarrier.arrive(turns.index(1 - GROUP))
+    s = warpgroup_mma_wait(HALVES, deps=[s])
+    mbarrier.arrive(k_empty.index(tile % STAGES))
+    new_p, new_sum, row_max, decay = weights_of(s, row_max, first, last_visible, scale_log2, MASKED, BLOCK_N, S_LAYOUT, P_LAYOUT, DTYPE)
+    # for the next tile; here, since the assembler moves the exponentials after the wait for the products, unless something ends the block
+    mbarrier.wait(k_full.index((tile + 1) % STAGES), (tile + 1) // STAGES & 1, pred=more)
+    acc, acc2, p = warpgroup_mma_wait(0, deps=[acc, acc2, p])
+    mbarrier.arrive(v_empty.index((tile - 1) % STAGES))
+    row_sum = row_sum * decay + new_sum
+    decay = gl.convert_layout(decay, gl.SliceLayout(1, O_LAYOUT))[:, None]
+    return new_p, acc * decay, acc2 * decay, row_max, row_sum
 
 
 @gluon.jit
@@ -92,75 +222,10 @@ def weights_of(
 
 
 @gluon.jit
-def attend_rows(
-    q, out, k_smem, v_smem, q_smem, k_full, v_full, k_empty, v_empty, turns,
-    query_start, query_len, first_row, key_len, num_tiles, num_masked, scale_log2, stride_qt, stride_ot,
-    GROUP: gl.constexpr, BLOCK_N: gl.constexpr, HALVES: gl.constexpr, STAGES: gl.constexpr,
-):  # fmt: skip
-    """A warpgroup: 64 query rows of one head, all the tiles that the program's last row sees."""
-    DTYPE: gl.constexpr = q.dtype.element_ty
-    S_LAYOUT: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BLOCK_N, 16])
-    O_LAYOUT: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, 64, 16])
-    P_LAYOUT: gl.constexpr = gl.DotOperandLayout(0, O_LAYOUT, 2)
-    FLAT: gl.constexpr = gl.BlockedLayout([1, 8], [4, 8], [4, 1], [1, 0])
-    flat_row = first_row + GROUP * 64 + gl.arange(0, 64, gl.SliceLayout(1, FLAT))
-    flat_dim = gl.arange(0, 64, gl.SliceLayout(0, FLAT))
-    flat_ok = (flat_row < query_len)[:, None] & (flat_dim < 64)[None, :]
-    q_at = q + ((query_start + flat_row).to(gl.int64) * stride_qt)[:, None] + flat_dim[None, :]
-    for h in gl.static_range(HALVES):
-        q_smem.index(GROUP * HALVES + h).store(gl.load(q_at + h * 64, mask=flat_ok, other=0.0))
-    fence_async_shared()
-    gl.thread_barrier()
-
-    row = first_row + GROUP * 64 + gl.arange(0, 64, gl.SliceLayout(1, S_LAYOUT))
-    last_visible = key_len - query_len + row
-    row_max = gl.full([64], float("-inf"), gl.float32, gl.SliceLayout(1, S_LAYOUT))
-    row_sum = gl.full([64], 0.0, gl.float32, gl.SliceLayout(1, S_LAYOUT))
-    acc = gl.zeros([64, 64], gl.float32, O_LAYOUT)
-    acc2 = gl.zeros([64, 64], gl.float32, O_LAYOUT)
-    if num_tiles > 0:
-        first = (num_tiles - 1) * BLOCK_N
-        mbarrier.wait(k_full.index(0), 0)
-        s = scores_of(q_smem, k_smem, 0, GROUP, HALVES, BLOCK_N, S_LAYOUT)
-        s = warpgroup_mma_wait(0, deps=[s])
-        mbarrier.arrive(k_empty.index(0))
-        p, row_sum, row_max, _ = weights_of(
-            s, row_max, first, last_visible, scale_log2, True, BLOCK_N, S_LAYOUT, P_LAYOUT, DTYPE
-        )  # fmt: skip
-        mbarrier.wait(v_full.index(0), 0)
-        if key_len < first + BLOCK_N:  # slots past the sequence may hold NaN, and 0 * NaN is NaN
-            for h in gl.static_range(HALVES):
-                there = first + gl.arange(0, BLOCK_N, gl.SliceLayout(1, FLAT)) < key_len
-                v_tile = v_smem.index(h).load(FLAT)
-                v_smem.index(h).store(gl.where(there[:, None], v_tile, 0.0))
-            fence_async_shared()
-            gl.thread_barrier()
-        mbarrier.wait(k_full.index(1 % STAGES), 1 // STAGES & 1, pred=num_tiles > 1)
-        for i in range(1, num_masked):
-            p, acc, acc2, row_max, row_sum = next_tile(
-                i, num_tiles, p, acc, acc2, row_max, row_sum, k_smem, v_smem, q_smem, k_full, v_full, k_empty, v_empty, turns,
-                last_visible, scale_log2, True, GROUP, BLOCK_N, HALVES, STAGES, S_LAYOUT, O_LAYOUT, P_LAYOUT, DTYPE,
-            )  # fmt: skip
-        for i in range(gl.maximum(num_masked, 1), num_tiles):
-            p, acc, acc2, row_max, row_sum = next_tile(
-                i, num_tiles, p, acc, acc2, row_max, row_sum, k_smem, v_smem, q_smem, k_full, v_full, k_empty, v_empty, turns,
-                last_visible, scale_log2, False, GROUP, BLOCK_N, HALVES, STAGES, S_LAYOUT, O_LAYOUT, P_LAYOUT, DTYPE,
-            )  # fmt: skip
-        acc, acc2 = weighted_values(num_tiles - 1, p, acc, acc2, v_smem, v_full, HALVES, STAGES)
-        acc, acc2, p = warpgroup_mma_wait(0, deps=[acc, acc2, p])
-
-    total = gl.convert_layout(gl.where(row_sum == 0.0, 1.0, row_sum), gl.SliceLayout(1, O_LAYOUT))
-    out_at = out + ((query_start + flat_row).to(gl.int64) * stride_ot)[:, None] + flat_dim[None, :]
-    gl.store(out_at, gl.convert_layout((acc / total[:, None]).to(DTYPE), FLAT), mask=flat_ok)
-    if HALVES == 2:
-        gl.store(out_at + 64, gl.convert_layout((acc2 / total[:, None]).to(DTYPE), FLAT), mask=flat_ok)
-
-
-@gluon.jit
-def weighted_values(i, p, acc, acc2, v_smem, v_full, HALVES: gl.constexpr, STAGES: gl.constexpr):
-    """Both halves of the output, not waited for: tile i's weights times its values are added to them."""
-    stage = i % STAGES
-    mbarrier.wait(v_full.index(stage), i // STAGES & 1)
+def weighted_values(tile, p, acc, acc2, v_smem, v_full, HALVES: gl.constexpr, STAGES: gl.constexpr):
+    """Both halves of the output, not waited for: the tile's weights times its values are added to them."""
+    stage = tile % STAGES
+    mbarrier.wait(v_full.index(stage), tile // STAGES & 1)
     flying = warpgroup_mma(p, v_smem.index(stage * HALVES), acc, is_async=True)
     if HALVES == 2:
         flying2 = warpgroup_mma(p, v_smem.index(stage * HALVES + 1), acc2, is_async=True)
@@ -170,52 +235,12 @@ def weighted_values(i, p, acc, acc2, v_smem, v_full, HALVES: gl.constexpr, STAGE
 
 
 @gluon.jit
-def next_tile(
-    i, num_tiles, p, acc, acc2, row_max, row_sum, k_smem, v_smem, q_smem, k_full, v_full, k_empty, v_empty, turns, last_visible, scale_log2,
-    MASKED: gl.constexpr, GROUP: gl.constexpr, BLOCK_N: gl.constexpr, HALVES: gl.constexpr, STAGES: gl.constexpr,
-    S_LAYOUT: gl.constexpr, O_LAYOUT: gl.constexpr, P_LAYOUT: gl.constexpr, DTYPE: gl.constexpr,
-):  # fmt: skip
-    """The scores and weights of tile i, whose keys are there, while tile i - 1's weights are multiplied with its values."""
-    stage, after = i % STAGES, (i + 1) % STAGES
-    # one warpgroup's products are queued while the other takes its softmax
-    mbarrier.wait(turns.index(GROUP), (i + GROUP) & 1)
-    s = scores_of(q_smem, k_smem, stage, GROUP, HALVES, BLOCK_N, S_LAYOUT)
-    acc, acc2 = weighted_values(i - 1, p, acc, acc2, v_smem, v_full, HALVES, STAGES)
-    mbarrier.arrive(turns.index(1 - GROUP))
-    s = warpgroup_mma_wait(HALVES, deps=[s])
-    mbarrier.arrive(k_empty.index(stage))
-    first = (num_tiles - 1 - i) * BLOCK_N
-    new_p, new_sum, row_max, decay = weights_of(s, row_max, first, last_visible, scale_log2, MASKED, BLOCK_N, S_LAYOUT, P_LAYOUT, DTYPE)
-    # for the next tile; here, since the assembler moves the exponentials after the wait for the products, unless something ends the block
-    mbarrier.wait(k_full.index(after), (i + 1) // STAGES & 1, pred=i + 1 < num_tiles)
-    acc, acc2, p = warpgroup_mma_wait(0, deps=[acc, acc2, p])
-    mbarrier.arrive(v_empty.index((i + STAGES - 1) % STAGES))
-    row_sum = row_sum * decay + new_sum
-    decay = gl.convert_layout(decay, gl.SliceLayout(1, O_LAYOUT))[:, None]
-    return new_p, acc * decay, acc2 * decay, row_max, row_sum
-
-
-@gluon.jit
 def prefill_kernel(
     q, k_desc, v_desc, out, cu_seqlens_q, cu_seqlens_k, block_tables, scale_log2,
-    num_seqs, num_heads, group_size, stride_qt, stride_qh, stride_ot, stride_oh, stride_tb, stride_tm, stride_cq, stride_ck,
+    num_items, num_seqs, num_heads, group_size, stride_qt, stride_qh, stride_ot, stride_oh, stride_tb, stride_tm, stride_cq, stride_ck,
     PAGED: gl.constexpr, BLOCK_SIZE: gl.constexpr, BOX: gl.constexpr, BLOCK_N: gl.constexpr, HALVES: gl.constexpr, STAGES: gl.constexpr,
 ):  # fmt: skip
-    """A program takes 128 query rows of one head, as two warpgroups. k_desc, v_desc: the slots as rows (slots, Hk * D), in boxes of (BOX, 64)."""
-    program = gl.program_id(0)
-    # heads fastest, for the cache's sake; last rows of each sequence first, because they have the most keys
-    head, seq, back = program % num_heads, program // num_heads % num_seqs, program // num_heads // num_seqs
-    query_start = gl.load(cu_seqlens_q + seq * stride_cq).to(gl.int32)
-    query_len = gl.load(cu_seqlens_q + (seq + 1) * stride_cq).to(gl.int32) - query_start
-    first_row = ((query_len + 127) // 128 - 1 - back) * 128
-    if first_row < 0:
-        return
-    key_start = gl.load(cu_seqlens_k + seq * stride_ck).to(gl.int32)
-    key_len = gl.load(cu_seqlens_k + (seq + 1) * stride_ck).to(gl.int32) - key_start
-    last_row = gl.minimum(query_len - 1, first_row + 127)
-    num_tiles = (gl.maximum(key_len - query_len + last_row + 1, 0) + BLOCK_N - 1) // BLOCK_N
-    num_masked = num_tiles - gl.maximum(key_len - query_len + first_row + 1, 0) // BLOCK_N
-
+    """A program takes every num_programs-th item: 128 query rows of one head. k_desc, v_desc: slots as rows (slots, Hk * D), boxes (BOX, 64)."""
     dtype: gl.constexpr = q.dtype.element_ty
     layout: gl.constexpr = gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=16, rank=2)
     q_smem = gl.allocate_shared_memory(dtype, [2 * HALVES, 64, 64], layout)
@@ -226,39 +251,29 @@ def prefill_kernel(
     k_empty = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
     v_empty = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
     turns = gl.allocate_shared_memory(gl.int64, [2, 1], mbarrier.MBarrierLayout())
-    mbarrier.init(turns.index(0), count=1)
-    mbarrier.init(turns.index(1), count=1)
     for stage in gl.static_range(STAGES):
         mbarrier.init(k_full.index(stage), count=1)
         mbarrier.init(v_full.index(stage), count=1)
         mbarrier.init(k_empty.index(stage), count=2)
         mbarrier.init(v_empty.index(stage), count=2)
+    for group in gl.static_range(2):
+        mbarrier.init(turns.index(group), count=1)
     fence_async_shared()
     gl.thread_barrier()
 
-    q_head = q + head.to(gl.int64) * stride_qh
-    out_head = out + head.to(gl.int64) * stride_oh
-    table = block_tables + seq.to(gl.int64) * stride_tb
+    items = (num_items, num_heads, num_seqs, cu_seqlens_q, cu_seqlens_k, stride_cq, stride_ck)
+    tiles = (k_smem, v_smem, k_full, v_full, k_empty, v_empty)
+    rows = (q, out, stride_qt, stride_qh, stride_ot, stride_oh, scale_log2, q_smem, turns)
+    pages = (k_desc, v_desc, block_tables, stride_tb, stride_tm, group_size)
     gl.warp_specialize(
         [
-            (attend_rows, (
-                q_head, out_head, k_smem, v_smem, q_smem, k_full, v_full, k_empty, v_empty, turns,
-                query_start, query_len, first_row, key_len, num_tiles, num_masked, scale_log2, stride_qt, stride_ot,
-                0, BLOCK_N, HALVES, STAGES,
-            )),
-            (attend_rows, (
-                q_head, out_head, k_smem, v_smem, q_smem, k_full, v_full, k_empty, v_empty, turns,
-                query_start, query_len, first_row, key_len, num_tiles, num_masked, scale_log2, stride_qt, stride_ot,
-                1, BLOCK_N, HALVES, STAGES,
-            )),
-            (load_tiles, (
-                k_desc, v_desc, table, stride_tm, key_start, key_len, head // group_size, num_tiles,
-                k_smem, v_smem, k_full, v_full, k_empty, v_empty, PAGED, BLOCK_SIZE, BOX, BLOCK_N, HALVES, STAGES,
-            )),
+            (attend_rows, (rows, items, tiles, 0, BLOCK_N, HALVES, STAGES)),
+            (attend_rows, (rows, items, tiles, 1, BLOCK_N, HALVES, STAGES)),
+            (load_tiles, (pages, items, tiles, PAGED, BLOCK_SIZE, BOX, BLOCK_N, HALVES, STAGES)),
         ],
         [4, 1],
         [240, 24],
-    )  # fmt: skip
+    )
 
 
 def takes(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, paged: bool) -> bool:
@@ -286,7 +301,8 @@ def launch(
     num_seqs = len(cu_seqlens_q) - 1
     block_size = 0 if block_tables is None else k.shape[1]
     box = min(block_size or TILE_ROWS, TILE_ROWS)
-    prefill_kernel[(ceil_div(max_seqlen_q, ROWS) * num_seqs * num_heads,)](
+    num_items = ceil_div(max_seqlen_q, ROWS) * num_seqs * num_heads
+    prefill_kernel[(min(num_items, num_multiprocessors(q.device)),)](
         q,
         _boxes(k, box),
         _boxes(v, box),
@@ -295,6 +311,7 @@ def launch(
         cu_seqlens_k,
         cu_seqlens_q if block_tables is None else block_tables,  # without tables the kernel does not look
         scale * math.log2(math.e),
+        num_items,
         num_seqs,
         num_heads,
         num_heads // k.shape[-2],
