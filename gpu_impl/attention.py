@@ -252,7 +252,7 @@ def decode_tile(group_size: int, longest: int, head_dim: int, dtype: torch.dtype
     if dtype == torch.float32:
         return Tile(16, 32, 4 if head_dim <= 64 else 8, 1)
     block_m = min(max(16, power_of_two(group_size)), 64)
-    return Tile(block_m, 64, 4, 3 if head_dim <= 128 else 2)
+    return Tile(block_m, 64, 4, 5 if head_dim <= 128 else 3)
 
 
 def decode_programs(num_units: int, head_dim: int, device: torch.device) -> int:
