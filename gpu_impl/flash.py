@@ -182,7 +182,9 @@ class FlashAttention3(FlashAttention):
 
     def _prefill(self, q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, scale, tables) -> torch.Tensor:
         keys = {"cu_seqlens_k": cu_seqlens_k} if tables is None else {"seqused_k": cu_seqlens_k[1:] - cu_seqlens_k[:-1], "tables": tables}
-        return self._library(q, k, v, cu_seqlens_q=cu_seqlens_q, max_seqlen_q=max_seqlen_q, max_seqlen_k=max_seqlen_k, scale=scale, **keys)
+        return self._library(
+            q, k, v, cu_seqlens_q=cu_seqlens_q, max_seqlen_q=max_seqlen_q, max_seqlen_k=max_seqlen_k, scale=scale, **keys
+        )
 
     def _decode(self, q, k_cache, v_cache, context_lens, tables, scale) -> torch.Tensor:
         return self._library(
@@ -210,7 +212,9 @@ class FlashAttention4(FlashAttention):
         keys = {"cu_seqlens_k": cu_seqlens_k}
         if tables is not None:
             keys = {"seqused_k": cu_seqlens_k[1:] - cu_seqlens_k[:-1], "page_table": tables}
-        return self._attend(q, k, v, cu_seqlens_q=cu_seqlens_q, max_seqlen_q=max_seqlen_q, max_seqlen_k=max_seqlen_k, softmax_scale=scale, **keys)
+        return self._attend(
+            q, k, v, cu_seqlens_q=cu_seqlens_q, max_seqlen_q=max_seqlen_q, max_seqlen_k=max_seqlen_k, softmax_scale=scale, **keys
+        )
 
     def _decode(self, q, k_cache, v_cache, context_lens, tables, scale) -> torch.Tensor:
         return self._attend(

@@ -108,7 +108,9 @@ def plan(num_rows: int, vocab_size: int, itemsize: int, device: torch.device) ->
     return Plan(rows, lanes, width, splits, lane_tokens, warps, stages, launches_early(device), registers)
 
 
-def race(logits: torch.Tensor, temperatures: torch.Tensor, tokens: torch.Tensor, seed: Seed, arrivals: torch.Tensor | None = None) -> None:
+def race(
+    logits: torch.Tensor, temperatures: torch.Tensor, tokens: torch.Tensor, seed: Seed, arrivals: torch.Tensor | None = None
+) -> None:
     """Fill tokens (B,) int64 and, where given, arrivals (B,) float64: the winner's log of mass + Gumbel, comparable across shards."""
     (num_rows, vocab_size), logits = logits.shape, readable(logits)
     rows, lanes, width, splits, lane_tokens, warps, stages, early, registers = plan(num_rows, vocab_size, logits.element_size(), logits.device)

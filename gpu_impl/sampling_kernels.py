@@ -102,7 +102,9 @@ def masses(
     mass = lane * 0.0
     full_steps = vocab_size // (LANES * WIDTH * UNROLL)
     for step in tl.range(split, full_steps, num_splits, num_stages=STAGES):
-        largest, level, mass = take_step(base, step, lane, largest, level, mass, rate, vocab_size, stride_v, row_ok, LANES, WIDTH, False, CLEAN, True)
+        largest, level, mass = take_step(
+            base, step, lane, largest, level, mass, rate, vocab_size, stride_v, row_ok, LANES, WIDTH, False, CLEAN, True
+        )
     if full_steps % num_splits == split:  # whose turn is the last, shorter step
         if vocab_size - full_steps * (LANES * WIDTH * UNROLL) > LANES * WIDTH * 2:
             largest, level, mass = take_step(

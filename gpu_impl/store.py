@@ -12,7 +12,9 @@ from gpu_impl.launch import INTERPRET, ceil_div, on_device_of, power_of_two, req
 BITS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
-def store_kvcache(key: torch.Tensor, value: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor, slot_mapping: torch.Tensor) -> None:
+def store_kvcache(
+    key: torch.Tensor, value: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor, slot_mapping: torch.Tensor
+) -> None:
     """Write row t of key and value into slot slot_mapping[t], in place; a negative slot is skipped (clauses KV-1...6).
 
     key, value: (T, Hk, D); k_cache, v_cache: (N, S, Hk, D) of the same dtype; slot_mapping: (T,) int32 or int64. Any strides, any offsets

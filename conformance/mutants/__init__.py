@@ -7,7 +7,7 @@ from typing import Any
 
 SUBJECTS = (
     "batches", "store", "large_offsets", "attention_tables", "attention_masks", "attention_tiles", "attention_numbers", "attention_heads",
-    "attention_rows", "attention_paths", "attention_cheats", "steps", "lives", "claims", "logits", "sampling",
+    "attention_rows", "attention_paths", "attention_shares", "attention_cheats", "steps", "lives", "claims", "logits", "sampling",
     "sampling_paths",
 )  # fmt: skip
 
