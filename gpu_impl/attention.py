@@ -19,7 +19,7 @@ from gpu_impl.attention_kernels import combine_kernel, decode_kernel, prefill_ke
 from gpu_impl.launch import INTERPRET, ceil_div, launches_early, num_multiprocessors, on_device_of, power_of_two, require, require_one_device
 
 GLUON_OF_TRITON = "3.6."
-MOST_SHARED = 1024  # sequences; in larger batches each row is a program's alone
+LEAST_SHARED, MOST_SHARED = 64, 1024  # sequences: few sizes are compiled, and in larger batches each row is a program's alone
 COMBINED_AT_ONCE = 64  # parts of a row
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 HEAD_DIMS = range(1, 257)
@@ -95,6 +95,7 @@ def prefill_attention(
             num_heads,
             group_size,
             block_size,
+            block_size.bit_length() - 1,
             *q.stride(),
             *(k.stride() if paged else (0, *k.stride())),
             *(v.stride() if paged else (0, *v.stride())),
@@ -102,10 +103,9 @@ def prefill_attention(
             *(block_tables.stride() if block_tables is not None else (0, 0)),
             cu_seqlens_q.stride(0),
             cu_seqlens_k.stride(0),
-            PAGED=paged,
+            PAGES=kind_of_pages(block_size, tile.block_n) if paged else "none",
             PACK=pack,
             SAME_STRIDES=k.stride() == v.stride(),
-            BLOCK_SIZE=known_block_size(block_size),
             HEAD_DIM=head_dim,
             BLOCK_M=tile.block_m,
             BLOCK_N=tile.block_n,
@@ -163,7 +163,7 @@ def decode_attention(
     early = not whole and launches_early(q.device)
     constants = {
         "NUM_SPLITS": num_splits or 0,
-        "BLOCK_B": power_of_two(num_seqs) if num_splits is None else 1,
+        "BLOCK_B": LEAST_SHARED if num_splits else max(LEAST_SHARED, power_of_two(num_seqs)),
         "HEAD_DIM": head_dim,
         "BLOCK_M": tile.block_m,
         "BLOCK_N": tile.block_n,
@@ -186,14 +186,15 @@ def decode_attention(
             num_kv_heads,
             group_size,
             block_size,
+            block_size.bit_length() - 1,
             *q.stride(),
             *k_cache.stride(),
             *v_cache.stride(),
             *out.stride()[:2],
             *block_tables.stride(),
             context_lens.stride(0),
+            PAGES=kind_of_pages(block_size, tile.block_n),
             SAME_STRIDES=k_cache.stride() == v_cache.stride(),
-            BLOCK_SIZE=known_block_size(block_size),
             WIDEN=INTERPRET and q.dtype == torch.bfloat16,
             num_warps=tile.num_warps,
             num_stages=tile.num_stages,
@@ -212,7 +213,7 @@ def decode_attention(
                 num_programs,
                 *out.stride()[:2],
                 context_lens.stride(0),
-                BLOCK_PARTS=min(power_of_two(num_splits or num_programs), COMBINED_AT_ONCE),
+                BLOCK_PARTS=COMBINED_AT_ONCE,
                 num_warps=4,
                 **constants,
                 **({"launch_pdl": True} if early else {}),
@@ -252,20 +253,23 @@ def decode_tile(group_size: int, longest: int, head_dim: int, dtype: torch.dtype
     if dtype == torch.float32:
         return Tile(16, 32, 4 if head_dim <= 64 else 8, 1)
     block_m = min(max(16, power_of_two(group_size)), 64)
-    return Tile(block_m, 64, 4, 5 if head_dim <= 128 else 3)
+    if head_dim <= 64:
+        return Tile(block_m, 128, 4, 4)
+    return Tile(block_m, 64 if head_dim <= 128 else 32, 4, 5)
 
 
 def decode_programs(num_units: int, head_dim: int, device: torch.device) -> int:
-    """How many programs share a batch: as many as run at a time, from shapes alone, and no more than there may be tiles of keys."""
+    """How many programs share a batch: as many as keep the memory busy, from shapes alone, and no more than there may be tiles of keys."""
     if INTERPRET:
         return min(num_units, 7)
-    at_once = 1 if head_dim > 128 else 2 if head_dim > 64 else 4  # what their tiles leave of a multiprocessor's shared memory
-    return min(num_units, at_once * num_multiprocessors(device))
+    return min(num_units, (3 if head_dim <= 64 else 2) * num_multiprocessors(device))
 
 
-def known_block_size(block_size: int) -> int:
-    """S as a compile-time constant where engines use it often, which turns // into a shift; 0 keeps it a run-time number."""
-    return block_size if block_size in (16, 32, 64, 128, 256) else 0
+def kind_of_pages(block_size: int, block_n: int) -> str:
+    """How a kernel finds a position's block: see PAGES in `gpu_impl.attention_kernels`."""
+    if block_size & (block_size - 1):
+        return "any"
+    return "shift" if block_size % block_n else "tiles"
 
 
 def require_heads(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scale: float) -> None:

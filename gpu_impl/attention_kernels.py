@@ -3,6 +3,9 @@
 WIDEN is set in the interpreter alone, for bfloat16, of which it has no arithmetic: the operands come in as int16 bits, the high half of a
 float32, and are shifted into one when they are loaded. A call of a jit function costs the interpreter about as much as ten operations
 (`tl.zeros`, `tl.cdiv` and small helpers are such functions), hence `tl.full`, spelled-out ceilings and no helper for that shift.
+
+PAGES: "none", no cache; "tiles", a tile of keys lies in one block; "shift", a block size that is a power of two; "any". Numbers that change from
+batch to batch are not specialized, so that no batch waits for the compiler because its size is 1, or a multiple of 16.
 """
 
 from __future__ import annotations
@@ -14,9 +17,9 @@ import triton.language as tl
 @triton.jit
 def attend(
     acc, row_max, row_sum, q, last_visible, start, end, k, v, table,
-    key_start, key_len, scale_log2, block_size,
+    key_start, key_len, scale_log2, block_size, block_shift,
     stride_kn, stride_ks, stride_kd, stride_vn, stride_vs, stride_vd, stride_tm,
-    PAGED: tl.constexpr, MASKED: tl.constexpr, SAME_STRIDES: tl.constexpr, BLOCK_SIZE: tl.constexpr,
+    PAGES: tl.constexpr, MASKED: tl.constexpr, SAME_STRIDES: tl.constexpr,
     HEAD_DIM: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr, WIDEN: tl.constexpr,
 ):  # fmt: skip
     """Online softmax over keys [start, end), a tile at a time. Without MASKED each of them is visible to every row of q."""
@@ -24,19 +27,19 @@ def attend(
     for n in range(start, end, BLOCK_N):
         position = n + tl.arange(0, BLOCK_N)
         in_seq = position < key_len
-        if PAGED:
-            if BLOCK_SIZE > 0 and BLOCK_SIZE % BLOCK_N == 0:
-                # the tile lies in one block
-                block = tl.load(table + (n // BLOCK_SIZE) * stride_tm).to(tl.int64)
-                offset = (position % BLOCK_SIZE).to(tl.int64)
+        if PAGES != "none":
+            if PAGES == "tiles":  # the tile lies in one block
+                block = tl.load(table + (n >> block_shift) * stride_tm).to(tl.int64)
+                offset = (position & (block_size - 1)).to(tl.int64)
             else:
-                size = BLOCK_SIZE if BLOCK_SIZE > 0 else block_size
-                column = position // size
+                if PAGES == "shift":
+                    column, offset = position >> block_shift, (position & (block_size - 1)).to(tl.int64)
+                else:
+                    column, offset = position // block_size, (position % block_size).to(tl.int64)
                 if MASKED:
                     block = tl.load(table + column * stride_tm, mask=in_seq, other=0).to(tl.int64)
                 else:
                     block = tl.load(table + column * stride_tm).to(tl.int64)
-                offset = (position % size).to(tl.int64)
         else:
             block = 0
             offset = (key_start + position).to(tl.int64)
@@ -77,13 +80,15 @@ def attend(
     return acc, row_max, row_sum
 
 
-@triton.jit
+@triton.jit(
+    do_not_specialize=["num_seqs", "num_heads", "group_size", "block_size", "block_shift", "stride_tb", "stride_tm", "stride_cq", "stride_ck"]
+)
 def prefill_kernel(
     q, k, v, out, cu_seqlens_q, cu_seqlens_k, block_tables, scale_log2,
-    num_seqs, num_heads, group_size, block_size,
+    num_seqs, num_heads, group_size, block_size, block_shift,
     stride_qt, stride_qh, stride_qd, stride_kn, stride_ks, stride_kh, stride_kd, stride_vn, stride_vs, stride_vh, stride_vd,
     stride_ot, stride_oh, stride_tb, stride_tm, stride_cq, stride_ck,
-    PAGED: tl.constexpr, PACK: tl.constexpr, SAME_STRIDES: tl.constexpr, BLOCK_SIZE: tl.constexpr,
+    PAGES: tl.constexpr, PACK: tl.constexpr, SAME_STRIDES: tl.constexpr,
     HEAD_DIM: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr, WIDEN: tl.constexpr,
 ):  # fmt: skip
     """A program takes BLOCK_M query rows of one head, or with PACK of all heads of a group, interleaved."""
@@ -126,22 +131,22 @@ def prefill_kernel(
     unmasked = tl.maximum(key_len - query_len + first_token + 1, 0) // BLOCK_N * BLOCK_N
     kv_head = kv_head.to(tl.int64)
     k_head, v_head, table = k + kv_head * stride_kh, v + kv_head * stride_vh, block_tables
-    if PAGED:
+    if PAGES != "none":
         table = block_tables + seq.to(tl.int64) * stride_tb
     row_max = tl.full([BLOCK_M], float("-inf"), tl.float32)
     row_sum = tl.full([BLOCK_M], 0.0, tl.float32)
     acc = tl.full([BLOCK_M, BLOCK_D], 0.0, tl.float32)
     acc, row_max, row_sum = attend(
         acc, row_max, row_sum, q_tile, last_visible, 0, unmasked, k_head, v_head, table,
-        key_start, key_len, scale_log2, block_size,
+        key_start, key_len, scale_log2, block_size, block_shift,
         stride_kn, stride_ks, stride_kd, stride_vn, stride_vs, stride_vd, stride_tm,
-        PAGED, False, SAME_STRIDES, BLOCK_SIZE, HEAD_DIM, BLOCK_N, BLOCK_D, WIDEN,
+        PAGES, False, SAME_STRIDES, HEAD_DIM, BLOCK_N, BLOCK_D, WIDEN,
     )  # fmt: skip
     acc, row_max, row_sum = attend(
         acc, row_max, row_sum, q_tile, last_visible, unmasked, num_keys, k_head, v_head, table,
-        key_start, key_len, scale_log2, block_size,
+        key_start, key_len, scale_log2, block_size, block_shift,
         stride_kn, stride_ks, stride_kd, stride_vn, stride_vs, stride_vd, stride_tm,
-        PAGED, True, SAME_STRIDES, BLOCK_SIZE, HEAD_DIM, BLOCK_N, BLOCK_D, WIDEN,
+        PAGES, True, SAME_STRIDES, HEAD_DIM, BLOCK_N, BLOCK_D, WIDEN,
     )  # fmt: skip
     result = acc / tl.where(row_sum == 0.0, 1.0, row_sum)[:, None]
     out_ptr = out + (query_row * stride_ot + query_head.to(tl.int64) * stride_oh)[:, None] + dim[None, :]
@@ -167,13 +172,13 @@ def share_of(program, num_programs, context_lens, num_seqs, rows_per_seq, stride
     return first.to(tl.int32), end.to(tl.int32), ends, key_len, shares
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_seqs", "num_kv_heads", "group_size", "block_size", "block_shift", "stride_tb", "stride_tm", "stride_c"])
 def decode_kernel(
     q, k, v, out, partial, partial_max, partial_sum, context_lens, block_tables, scale_log2,
-    num_seqs, num_kv_heads, group_size, block_size,
+    num_seqs, num_kv_heads, group_size, block_size, block_shift,
     stride_qb, stride_qh, stride_qd, stride_kn, stride_ks, stride_kh, stride_kd, stride_vn, stride_vs, stride_vh, stride_vd,
     stride_ob, stride_oh, stride_tb, stride_tm, stride_c,
-    NUM_SPLITS: tl.constexpr, SAME_STRIDES: tl.constexpr, BLOCK_SIZE: tl.constexpr, BLOCK_B: tl.constexpr,
+    NUM_SPLITS: tl.constexpr, PAGES: tl.constexpr, SAME_STRIDES: tl.constexpr, BLOCK_B: tl.constexpr,
     HEAD_DIM: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr, WIDEN: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
     """A program takes its share of the batch's tiles of keys, row after row; with NUM_SPLITS > 0, one of that many parts of one row.
@@ -229,15 +234,15 @@ def decode_kernel(
         acc = tl.full([BLOCK_M, BLOCK_D], 0.0, tl.float32)
         acc, row_max, row_sum = attend(
             acc, row_max, row_sum, q_tile, last_visible, start, unmasked, k_head, v_head, table,
-            0, key_len, scale_log2, block_size,
+            0, key_len, scale_log2, block_size, block_shift,
             stride_kn, stride_ks, stride_kd, stride_vn, stride_vs, stride_vd, stride_tm,
-            True, False, SAME_STRIDES, BLOCK_SIZE, HEAD_DIM, BLOCK_N, BLOCK_D, WIDEN,
+            PAGES, False, SAME_STRIDES, HEAD_DIM, BLOCK_N, BLOCK_D, WIDEN,
         )  # fmt: skip
         acc, row_max, row_sum = attend(
             acc, row_max, row_sum, q_tile, last_visible, unmasked, end, k_head, v_head, table,
-            0, key_len, scale_log2, block_size,
+            0, key_len, scale_log2, block_size, block_shift,
             stride_kn, stride_ks, stride_kd, stride_vn, stride_vs, stride_vd, stride_tm,
-            True, True, SAME_STRIDES, BLOCK_SIZE, HEAD_DIM, BLOCK_N, BLOCK_D, WIDEN,
+            PAGES, True, SAME_STRIDES, HEAD_DIM, BLOCK_N, BLOCK_D, WIDEN,
         )  # fmt: skip
         if (tile == 0) & (end_tile == row_tiles):
             result = acc / tl.where(row_sum == 0.0, 1.0, row_sum)[:, None]
@@ -250,7 +255,7 @@ def decode_kernel(
             tl.store(partial_sum + entry, row_sum, mask=lane_ok)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_seqs", "num_kv_heads", "group_size", "num_parts", "stride_c"])
 def combine_kernel(
     out, partial, partial_max, partial_sum, context_lens, num_seqs, num_kv_heads, group_size, num_parts, stride_ob, stride_oh, stride_c,
     NUM_SPLITS: tl.constexpr, BLOCK_PARTS: tl.constexpr, BLOCK_B: tl.constexpr,

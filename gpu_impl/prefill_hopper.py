@@ -25,77 +25,75 @@ WIDTH = 64  # of a swizzled row of half precision
 
 
 @gluon.jit
-def share(item, num_heads, num_seqs, cu_seqlens_q, cu_seqlens_k, stride_cq, stride_ck, BLOCK_N: gl.constexpr):
-    """What item number `item` is: 128 query rows of one head, and the tiles of keys that the last of them sees. first_row < 0: nothing."""
+def share(item, num_kv_heads, group_size, num_seqs, cu_seqlens_q, cu_seqlens_k, stride_cq, stride_ck, BLOCK_N: gl.constexpr):
+    """What item number `item` is: 128 rows of one kv head, and the tiles of keys that the last of them sees. first_row < 0: nothing.
+
+    Rows are the queries of a sequence by token, and for each token the query heads of the group, which share their keys.
+    """
     # heads fastest, for the cache's sake; last rows of each sequence first, because they have the most keys
-    head, seq, back = item % num_heads, item // num_heads % num_seqs, item // num_heads // num_seqs
+    kv_head, seq, back = item % num_kv_heads, item // num_kv_heads % num_seqs, item // num_kv_heads // num_seqs
     query_start = gl.load(cu_seqlens_q + seq * stride_cq).to(gl.int32)
     query_len = gl.load(cu_seqlens_q + (seq + 1) * stride_cq).to(gl.int32) - query_start
     key_start = gl.load(cu_seqlens_k + seq * stride_ck).to(gl.int32)
     key_len = gl.load(cu_seqlens_k + (seq + 1) * stride_ck).to(gl.int32) - key_start
-    first_row = ((query_len + 127) // 128 - 1 - back) * 128
-    seen = gl.maximum(key_len - query_len + gl.minimum(query_len, first_row + 128), 0)
+    first_row = ((query_len * group_size + 127) // 128 - 1 - back) * 128
+    seen = gl.maximum(key_len - query_len + gl.minimum(query_len, (first_row + 127) // group_size + 1), 0)
     num_tiles = gl.where(first_row < 0, 0, (seen + BLOCK_N - 1) // BLOCK_N)
-    return head, seq, query_start, query_len, key_start, key_len, first_row, num_tiles
+    return kv_head, seq, query_start, query_len, key_start, key_len, first_row, num_tiles
 
 
 @gluon.jit
 def load_tiles(
-    pages, items, tiles,
-    PAGED: gl.constexpr, BLOCK_SIZE: gl.constexpr, BOX: gl.constexpr, BLOCK_N: gl.constexpr, HALVES: gl.constexpr, STAGES: gl.constexpr,
+    pages, items, tiles, PAGED: gl.constexpr, BOX: gl.constexpr, BLOCK_N: gl.constexpr, HALVES: gl.constexpr, STAGES: gl.constexpr
 ):  # fmt: skip
     """The loading warp: of each item the tiles from the last to the first, K and then V, as soon as both warpgroups have left their place."""
-    k_desc, v_desc, block_tables, stride_tb, stride_tm, group_size = pages
-    num_items, num_heads, num_seqs, cu_seqlens_q, cu_seqlens_k, stride_cq, stride_ck = items
+    k_desc, v_desc, block_tables, stride_tb, stride_tm, block_size, block_shift = pages
+    num_items, num_kv_heads, group_size, num_seqs, cu_seqlens_q, cu_seqlens_k, stride_cq, stride_ck = items
     k_smem, v_smem, k_full, v_full, k_empty, v_empty = tiles
+    BOXES: gl.constexpr = BLOCK_N // BOX
     loaded = 0
     for item in range(gl.program_id(0), num_items, gl.num_programs(0)):
-        head, seq, _query_start, _query_len, key_start, key_len, _first_row, num_tiles = share(
-            item, num_heads, num_seqs, cu_seqlens_q, cu_seqlens_k, stride_cq, stride_ck, BLOCK_N
+        kv_head, seq, _query_start, _query_len, key_start, key_len, _first_row, num_tiles = share(
+            item, num_kv_heads, group_size, num_seqs, cu_seqlens_q, cu_seqlens_k, stride_cq, stride_ck, BLOCK_N
         )
         table = block_tables + seq.to(gl.int64) * stride_tb
-        column = head // group_size * HALVES * 64
         for i in range(num_tiles):
             stage, free = (loaded + i) % STAGES, ((loaded + i) // STAGES + 1) & 1
             first = (num_tiles - 1 - i) * BLOCK_N
+            boxes = ()
+            for b in gl.static_range(BOXES):
+                if PAGED:  # a page past the sequence comes from outside the cache, as zeros
+                    position = first + b * BOX
+                    block = gl.load(table + (position >> block_shift) * stride_tm, mask=position < key_len, other=-1).to(gl.int32)
+                    boxes = boxes + ((block << block_shift) + (position & (block_size - 1)),)
+                else:
+                    boxes = boxes + (key_start + first,)
             mbarrier.wait(k_empty.index(stage), free)
-            load_tile(
-                k_desc, column, table, stride_tm, key_start, key_len, first, k_smem, k_full.index(stage), stage,
-                PAGED, BLOCK_SIZE, BOX, BLOCK_N, HALVES, STAGES,
-            )  # fmt: skip
+            load_boxes(k_desc, kv_head, boxes, k_smem, k_full.index(stage), stage, BOX, BLOCK_N, HALVES, STAGES)
             mbarrier.wait(v_empty.index(stage), free)
-            load_tile(
-                v_desc, column, table, stride_tm, key_start, key_len, first, v_smem, v_full.index(stage), stage,
-                PAGED, BLOCK_SIZE, BOX, BLOCK_N, HALVES, STAGES,
-            )  # fmt: skip
+            load_boxes(v_desc, kv_head, boxes, v_smem, v_full.index(stage), stage, BOX, BLOCK_N, HALVES, STAGES)
         loaded += num_tiles
 
 
 @gluon.jit
-def load_tile(
-    desc, column, table, stride_tm, key_start, key_len, first, smem, full, stage,
-    PAGED: gl.constexpr, BLOCK_SIZE: gl.constexpr, BOX: gl.constexpr, BLOCK_N: gl.constexpr, HALVES: gl.constexpr, STAGES: gl.constexpr,
+def load_boxes(
+    desc, kv_head, boxes, smem, full, stage, BOX: gl.constexpr, BLOCK_N: gl.constexpr, HALVES: gl.constexpr, STAGES: gl.constexpr
 ):  # fmt: skip
-    """Keys or values of positions [first, first + BLOCK_N), page by page. A page past the sequence comes from outside the cache, as zeros."""
+    """A tile of keys or values, box by box, each from its first row on."""
     BOXES: gl.constexpr = BLOCK_N // BOX
-    boxes = smem._reinterpret(smem.dtype, [STAGES * HALVES * BOXES, BOX, 64], smem.layout)
+    places = smem._reinterpret(smem.dtype, [STAGES * HALVES * BOXES, BOX, 64], smem.layout)
     mbarrier.expect(full, BLOCK_N * HALVES * 128)
     for b in gl.static_range(BOXES):
-        if PAGED:
-            position = first + b * BOX
-            block = gl.load(table + position // BLOCK_SIZE * stride_tm, mask=position < key_len, other=-1).to(gl.int32)
-            row = block * BLOCK_SIZE + position % BLOCK_SIZE
-        else:
-            row = key_start + first
         for h in gl.static_range(HALVES):
-            tma.async_copy_global_to_shared(desc, [row, column + h * 64], full, boxes.index((stage * HALVES + h) * BOXES + b))
+            place = places.index((stage * HALVES + h) * BOXES + b)
+            tma.async_copy_global_to_shared(desc, [boxes[b], (kv_head * HALVES + h) * 64], full, place)
 
 
 @gluon.jit
 def attend_rows(rows, items, tiles, GROUP: gl.constexpr, BLOCK_N: gl.constexpr, HALVES: gl.constexpr, STAGES: gl.constexpr):
-    """A warpgroup: of each item 64 query rows, and all the tiles that the item's last row sees."""
+    """A warpgroup: of each item 64 rows, and all the tiles that the item's last row sees."""
     q, out, stride_qt, stride_qh, stride_ot, stride_oh, scale_log2, q_smem, turns = rows
-    num_items, num_heads, num_seqs, cu_seqlens_q, cu_seqlens_k, stride_cq, stride_ck = items
+    num_items, num_kv_heads, group_size, num_seqs, cu_seqlens_q, cu_seqlens_k, stride_cq, stride_ck = items
     k_smem, v_smem, k_full, v_full, k_empty, v_empty = tiles
     DTYPE: gl.constexpr = q.dtype.element_ty
     S_LAYOUT: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BLOCK_N, 16])
@@ -105,21 +103,23 @@ def attend_rows(rows, items, tiles, GROUP: gl.constexpr, BLOCK_N: gl.constexpr, 
     flat_dim = gl.arange(0, 64, gl.SliceLayout(0, FLAT))
     done, turn = 0, GROUP  # tiles, and times that it was this warpgroup's turn, the second one's counted from 1
     for item in range(gl.program_id(0), num_items, gl.num_programs(0)):
-        head, _seq, query_start, query_len, _key_start, key_len, first_row, num_tiles = share(
-            item, num_heads, num_seqs, cu_seqlens_q, cu_seqlens_k, stride_cq, stride_ck, BLOCK_N
+        kv_head, _seq, query_start, query_len, _key_start, key_len, first_row, num_tiles = share(
+            item, num_kv_heads, group_size, num_seqs, cu_seqlens_q, cu_seqlens_k, stride_cq, stride_ck, BLOCK_N
         )
         if first_row >= 0:
-            num_masked = num_tiles - gl.maximum(key_len - query_len + first_row + 1, 0) // BLOCK_N
+            num_masked = num_tiles - gl.maximum(key_len - query_len + first_row // group_size + 1, 0) // BLOCK_N
             flat_row = first_row + GROUP * 64 + gl.arange(0, 64, gl.SliceLayout(1, FLAT))
-            flat_ok = (flat_row < query_len)[:, None] & (flat_dim < 64)[None, :]
-            q_at = q + head.to(gl.int64) * stride_qh + ((query_start + flat_row).to(gl.int64) * stride_qt)[:, None] + flat_dim[None, :]
+            flat_token = (query_start + flat_row // group_size).to(gl.int64)
+            flat_head = (kv_head * group_size + flat_row % group_size).to(gl.int64)
+            flat_ok = (flat_row < query_len * group_size)[:, None] & (flat_dim < 64)[None, :]
+            q_at = q + (flat_token * stride_qt + flat_head * stride_qh)[:, None] + flat_dim[None, :]
             for h in gl.static_range(HALVES):
                 q_smem.index(GROUP * HALVES + h).store(gl.load(q_at + h * 64, mask=flat_ok, other=0.0))
             fence_async_shared()
             gl.thread_barrier()
 
             row = first_row + GROUP * 64 + gl.arange(0, 64, gl.SliceLayout(1, S_LAYOUT))
-            last_visible = key_len - query_len + row
+            last_visible = key_len - query_len + row // group_size
             row_max = gl.full([64], float("-inf"), gl.float32, gl.SliceLayout(1, S_LAYOUT))
             row_sum = gl.full([64], 0.0, gl.float32, gl.SliceLayout(1, S_LAYOUT))
             acc = gl.zeros([64, 64], gl.float32, O_LAYOUT)
@@ -162,7 +162,7 @@ def attend_rows(rows, items, tiles, GROUP: gl.constexpr, BLOCK_N: gl.constexpr, 
                 mbarrier.arrive(v_empty.index((done - 1) % STAGES))
 
             total = gl.convert_layout(gl.where(row_sum == 0.0, 1.0, row_sum), gl.SliceLayout(1, O_LAYOUT))
-            out_at = out + head.to(gl.int64) * stride_oh + ((query_start + flat_row).to(gl.int64) * stride_ot)[:, None] + flat_dim[None, :]
+            out_at = out + (flat_token * stride_ot + flat_head * stride_oh)[:, None] + flat_dim[None, :]
             gl.store(out_at, gl.convert_layout((acc / total[:, None]).to(DTYPE), FLAT), mask=flat_ok)
             if HALVES == 2:
                 gl.store(out_at + 64, gl.convert_layout((acc2 / total[:, None]).to(DTYPE), FLAT), mask=flat_ok)
@@ -234,13 +234,15 @@ def weighted_values(tile, p, acc, acc2, v_smem, v_full, HALVES: gl.constexpr, ST
     return flying, flying2
 
 
-@gluon.jit
+@gluon.jit(do_not_specialize=[
+    "num_items", "num_seqs", "num_kv_heads", "group_size", "block_size", "block_shift", "stride_tb", "stride_tm", "stride_cq", "stride_ck",
+])
 def prefill_kernel(
-    q, k_desc, v_desc, out, cu_seqlens_q, cu_seqlens_k, block_tables, scale_log2,
-    num_items, num_seqs, num_heads, group_size, stride_qt, stride_qh, stride_ot, stride_oh, stride_tb, stride_tm, stride_cq, stride_ck,
-    PAGED: gl.constexpr, BLOCK_SIZE: gl.constexpr, BOX: gl.constexpr, BLOCK_N: gl.constexpr, HALVES: gl.constexpr, STAGES: gl.constexpr,
+    q, k_desc, v_desc, out, cu_seqlens_q, cu_seqlens_k, block_tables, scale_log2, num_items, num_seqs, num_kv_heads, group_size,
+    block_size, block_shift, stride_qt, stride_qh, stride_ot, stride_oh, stride_tb, stride_tm, stride_cq, stride_ck,
+    PAGED: gl.constexpr, BOX: gl.constexpr, BLOCK_N: gl.constexpr, HALVES: gl.constexpr, STAGES: gl.constexpr,
 ):  # fmt: skip
-    """A program takes every num_programs-th item: 128 query rows of one head. k_desc, v_desc: slots as rows (slots, Hk * D), boxes (BOX, 64)."""
+    """A program takes every num_programs-th item: 128 rows of one kv head. k_desc, v_desc: slots as rows (slots, Hk * D), boxes (BOX, 64)."""
     dtype: gl.constexpr = q.dtype.element_ty
     layout: gl.constexpr = gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=16, rank=2)
     q_smem = gl.allocate_shared_memory(dtype, [2 * HALVES, 64, 64], layout)
@@ -261,18 +263,18 @@ def prefill_kernel(
     fence_async_shared()
     gl.thread_barrier()
 
-    items = (num_items, num_heads, num_seqs, cu_seqlens_q, cu_seqlens_k, stride_cq, stride_ck)
+    items = (num_items, num_kv_heads, group_size, num_seqs, cu_seqlens_q, cu_seqlens_k, stride_cq, stride_ck)
     tiles = (k_smem, v_smem, k_full, v_full, k_empty, v_empty)
     rows = (q, out, stride_qt, stride_qh, stride_ot, stride_oh, scale_log2, q_smem, turns)
-    pages = (k_desc, v_desc, block_tables, stride_tb, stride_tm, group_size)
+    pages = (k_desc, v_desc, block_tables, stride_tb, stride_tm, block_size, block_shift)
     gl.warp_specialize(
         [
             (attend_rows, (rows, items, tiles, 0, BLOCK_N, HALVES, STAGES)),
             (attend_rows, (rows, items, tiles, 1, BLOCK_N, HALVES, STAGES)),
-            (load_tiles, (pages, items, tiles, PAGED, BLOCK_SIZE, BOX, BLOCK_N, HALVES, STAGES)),
+            (load_tiles, (pages, items, tiles, PAGED, BOX, BLOCK_N, HALVES, STAGES)),
         ],
         [4, 1],
-        [240, 24],
+        [232, 40],
     )
 
 
@@ -299,9 +301,11 @@ def launch(
     """Write `out` as `attention.prefill_attention` says, of tensors that `takes` accepts."""
     num_heads, head_dim = q.shape[1:]
     num_seqs = len(cu_seqlens_q) - 1
-    block_size = 0 if block_tables is None else k.shape[1]
-    box = min(block_size or TILE_ROWS, TILE_ROWS)
-    num_items = ceil_div(max_seqlen_q, ROWS) * num_seqs * num_heads
+    block_size = TILE_ROWS if block_tables is None else k.shape[1]
+    box = min(block_size, TILE_ROWS)
+    num_kv_heads = k.shape[-2]
+    group_size = num_heads // num_kv_heads
+    num_items = ceil_div(max_seqlen_q * group_size, ROWS) * num_seqs * num_kv_heads
     prefill_kernel[(min(num_items, num_multiprocessors(q.device)),)](
         q,
         _boxes(k, box),
@@ -313,15 +317,16 @@ def launch(
         scale * math.log2(math.e),
         num_items,
         num_seqs,
-        num_heads,
-        num_heads // k.shape[-2],
+        num_kv_heads,
+        group_size,
+        block_size,
+        block_size.bit_length() - 1,
         *q.stride()[:2],
         *out.stride()[:2],
         *(block_tables.stride() if block_tables is not None else (0, 0)),
         cu_seqlens_q.stride(0),
         cu_seqlens_k.stride(0),
         PAGED=block_tables is not None,
-        BLOCK_SIZE=block_size,
         BOX=box,
         BLOCK_N=TILE_ROWS,
         HALVES=head_dim // WIDTH,
