@@ -28,10 +28,13 @@ WIDTH = 64  # of a swizzled row of half precision
 def share(item, num_kv_heads, group_size, num_seqs, cu_seqlens_q, cu_seqlens_k, stride_cq, stride_ck, BLOCK_N: gl.constexpr):
     """What item number `item` is: 128 rows of one kv head, and the tiles of keys that the last of them sees. first_row < 0: nothing.
 
-    Rows are the queries of a sequence by token, and for each token the query heads of the group, which share their keys.
+    Rows are the queries of a sequence by token, and for each token the query heads of the group, which share their keys. Last rows of each
+    sequence first, because they have the most keys; within 128 tokens the items of a kv head side by side, so that its keys are read from
+    the L2 cache by all but one of them.
     """
-    # heads fastest, for the cache's sake; last rows of each sequence first, because they have the most keys
-    kv_head, seq, back = item % num_kv_heads, item // num_kv_heads % num_seqs, item // num_kv_heads // num_seqs
+    num_heads = num_kv_heads * group_size
+    kv_head, seq = item // group_size % num_kv_heads, item // num_heads % num_seqs
+    back = item // num_heads // num_seqs * group_size + item % group_size
     query_start = gl.load(cu_seqlens_q + seq * stride_cq).to(gl.int32)
     query_len = gl.load(cu_seqlens_q + (seq + 1) * stride_cq).to(gl.int32) - query_start
     key_start = gl.load(cu_seqlens_k + seq * stride_ck).to(gl.int32)
@@ -274,7 +277,7 @@ def prefill_kernel(
             (load_tiles, (pages, items, tiles, PAGED, BOX, BLOCK_N, HALVES, STAGES)),
         ],
         [4, 1],
-        [232, 40],
+        [240, 32],
     )
 
 
@@ -305,7 +308,7 @@ def launch(
     box = min(block_size, TILE_ROWS)
     num_kv_heads = k.shape[-2]
     group_size = num_heads // num_kv_heads
-    num_items = ceil_div(max_seqlen_q * group_size, ROWS) * num_seqs * num_kv_heads
+    num_items = ceil_div(max_seqlen_q, ROWS) * num_seqs * num_heads
     prefill_kernel[(min(num_items, num_multiprocessors(q.device)),)](
         q,
         _boxes(k, box),
