@@ -21,7 +21,7 @@ import torch
 from benchmarks import trace
 from benchmarks.attention_calls import Inputs, inputs_of
 from benchmarks.cases import LLAMA_1B, LLAMA_8B, PHI_2, AttentionCase, Model, real_attention, real_batch
-from benchmarks.contenders import ON_GPU
+from benchmarks.contenders import ON_GPU, why_not_usable
 from benchmarks.machine import device_name, gpu_state, library_versions
 from benchmarks.timing import time_on_device
 from conformance.implementation import one_line
@@ -38,7 +38,7 @@ DECODES = [(b, n) for b in (1, 8, 64, 256) for n in (512, 2048, 8192, 32768)]  #
 PREFILLS = ((1, 8192, 0), (4, 8192, 0), (16, 2048, 0), (64, 512, 0), (16, 512, 7680), (4, 64, 960))  # sequences, queries, cached
 MOST_CACHE_BYTES = 10 * 2**30
 MOST_NAMED = 6
-KEEPS, EMPTY_ZERO = "keeps the claims", "CLAIM-2"
+KEEPS, NAN_TAIL, EMPTY_ZERO = "keeps the claims", "CLAIM-1", "CLAIM-2"
 VERDICTS = Path(".whichslot/dispatch")
 
 
@@ -88,6 +88,10 @@ def judged_paths(effort: str, reuse: bool) -> dict[str, dict[str, str]]:
     """function -> path -> KEEPS, or the clauses that it breaks. Where a library only leaves empty rows as they are, its zeroed path is judged."""
     judged: dict[str, dict[str, str]] = {function: {} for function in FUNCTIONS}
     for library in flash_paths.library_versions():
+        if reason := why_not_usable(flash_paths.PATHS[library]):
+            for function in FUNCTIONS:
+                judged[function][library] = f"is not usable: {reason}"
+            continue
         clauses = judge_path(library, effort, reuse)
         for function in FUNCTIONS:
             broken = broken_by(clauses, function)
@@ -102,9 +106,10 @@ def verdict(broken: list[str]) -> str:
     return f"breaks {', '.join(broken[:MOST_NAMED])}{more}" if broken else KEEPS
 
 
-def admitted(judged: Mapping[str, str]) -> dict[str, Any]:
-    """Who is timed: the own kernel, and the paths that keep the claims."""
-    return {OWN: attention, **{name: flash_paths.PATHS[name] for name, told in judged.items() if told == KEEPS}}
+def admitted(judged: Mapping[str, str], cached: bool = True) -> dict[str, Any]:
+    """Who is timed: the own kernel, and the paths that keep the claims. Where there is no cache, no slot was never written."""
+    kept = (KEEPS,) if cached else (KEEPS, verdict([NAN_TAIL]))
+    return {OWN: attention, **{name: flash_paths.PATHS[name] for name, told in judged.items() if told in kept}}
 
 
 def time_entry(inputs: Inputs, contenders: Mapping[str, Any]) -> Entry:
@@ -170,11 +175,11 @@ def main() -> int:
     about = {name: told for name, told in {**gpu_state(), **libraries}.items() if name in ("driver", "torch", "triton", "cuda")}
     table = Table(device_name(), datetime.date.today().isoformat(), about, flash_paths.library_versions(), judged, ())
     for function in options.functions:
-        contenders = admitted(judged[function])
         for name in options.models:
             for dtype in options.dtypes:
                 entries = list(table.entries)
                 for case in grid(function, MODELS[name], options.pages, DTYPES[dtype]):
+                    contenders = admitted(judged[function], cached=case.block_size is not None)
                     entries.append(time_entry(inputs_of(function, case), contenders))
                     print(f"{function} {case.name}: {line_of(entries[-1], '')}", flush=True)
                 table = table._replace(entries=tuple(entries))

@@ -21,17 +21,31 @@ class StoreCase(NamedTuple):
     head_dim: int
     dtype: torch.dtype
     real_size: bool
+    scattered: bool = False  # every token to a slot anywhere; else block after block, as a prefill's slots lie, the blocks in any order
 
     @property
     def name(self) -> str:
-        return f"{self.num_tokens}-S{self.block_size}-{self.kv_heads}x{self.head_dim}-{short(self.dtype)}"
+        scattered = "-scattered" if self.scattered else ""
+        return f"{self.num_tokens}-S{self.block_size}-{self.kv_heads}x{self.head_dim}-{short(self.dtype)}{scattered}"
+
+
+def slots_of(case: StoreCase, num_blocks: int, generator: torch.Generator) -> torch.Tensor:
+    """(T,) int32 slots, no two of them the same."""
+    if case.scattered:
+        return torch.randperm(num_blocks * case.block_size, generator=generator, device=DEVICE)[: case.num_tokens].int()
+    blocks = torch.randperm(num_blocks, generator=generator, device=DEVICE)
+    slots = blocks[:, None] * case.block_size + torch.arange(case.block_size, device=DEVICE)
+    return slots.flatten()[: case.num_tokens].int()
 
 
 CASES = on_this_machine(
-    StoreCase(64, 16, 2, 32, SMALL_DTYPE, real_size=False),
-    StoreCase(256, 256, 8, 128, torch.bfloat16, real_size=True),
-    StoreCase(8_192, 256, 8, 128, torch.bfloat16, real_size=True),
-    StoreCase(65_536, 256, 8, 128, torch.bfloat16, real_size=True),
+    StoreCase(64, 16, 2, 32, SMALL_DTYPE, real_size=False, scattered=True),
+    *(
+        StoreCase(num_tokens, 256, 8, 128, torch.bfloat16, real_size=True, scattered=scattered)
+        for num_tokens in (256, 8_192, 65_536)
+        for scattered in (False, True)
+    ),
+    StoreCase(65_536, 16, 8, 128, torch.bfloat16, real_size=True),
 )
 
 
@@ -43,8 +57,7 @@ def test_store_kvcache(case: StoreCase, contender: Contender, timed):
     num_blocks = 2 * -(-case.num_tokens // case.block_size)
     shape = (num_blocks, case.block_size, case.kv_heads, case.head_dim)
     k_cache, v_cache = randn(shape, case.dtype, generator), randn(shape, case.dtype, generator)
-    slots = torch.randperm(num_blocks * case.block_size, generator=generator, device=DEVICE)
-    slot_mapping = slots[: case.num_tokens].int()
+    slot_mapping = slots_of(case, num_blocks, generator)
     k_before, v_before = k_cache.clone(), v_cache.clone()
     bytes_moved = 4 * key.numel() * key.element_size()
 

@@ -7,15 +7,19 @@ them to 0 after the call, on the device, for the time that takes.
 from __future__ import annotations
 
 import functools
+import hashlib
 import importlib
 import importlib.metadata
+import importlib.util
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import torch
 
 # a library's name in gpu_impl.flash: the distributions that may hold it
 PACKAGES = {"fa2": ("flash-attn",), "fa3": ("vllm", "flash-attn-3"), "fa4": ("flash-attn-4",)}
+MODULES = {"fa3": "vllm.vllm_flash_attn"}  # may lie on the path without a distribution: its compiled files say which it is
 ATTENTION = ("prefill_attention", "decode_attention")
 CLAIMS: Mapping[str, tuple[str, ...]] = {  # of gpu_impl's attention, whoever computes it
     "deterministic": ATTENTION,
@@ -32,12 +36,29 @@ def library_versions() -> dict[str, str]:
 
 @functools.cache
 def version_of(name: str) -> str:
+    """'vllm 0.33.0', or of a module without a distribution 'vllm.vllm_flash_attn sha256 0f3a...'; empty: not installed."""
     for package in PACKAGES[name]:
         try:
             return f"{package} {importlib.metadata.version(package)}"
         except importlib.metadata.PackageNotFoundError:
             continue
-    return ""
+    return digest_of(MODULES[name]) if name in MODULES else ""
+
+
+def digest_of(module: str) -> str:
+    """The module and the digest of its compiled files; empty where there are none."""
+    try:
+        found = importlib.util.find_spec(module)
+    except ImportError:
+        return ""
+    folders = (found.submodule_search_locations or ()) if found else ()
+    compiled = sorted(path for folder in folders for path in Path(folder).rglob("*.so"))
+    if not compiled:
+        return ""
+    digest = hashlib.sha256()
+    for path in compiled:
+        digest.update(path.read_bytes())
+    return f"{module} sha256 {digest.hexdigest()[:16]}"
 
 
 class Through:

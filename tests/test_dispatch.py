@@ -220,6 +220,34 @@ def test_only_what_keeps_the_claims_is_timed():
     assert list(writer.admitted(told)) == [OWN, "fa2", "fa3_zeroed"]
 
 
+def test_nan_in_unwritten_slots_keeps_a_library_from_caches_alone():
+    told = {"fa2": writer.verdict(["CLAIM-1", "PRE-1"]), "fa3": writer.verdict(["CLAIM-1"])}
+    assert list(writer.admitted(told, cached=True)) == [OWN]
+    assert list(writer.admitted(told, cached=False)) == [OWN, "fa3"]
+
+
+def test_a_library_that_cannot_be_called_is_not_judged(monkeypatch):
+    monkeypatch.setattr(writer.flash_paths, "library_versions", lambda: {"fa4": "flash-attn-4 1"})
+    monkeypatch.setattr(writer, "why_not_usable", lambda path: "RuntimeError: no compiler")
+    monkeypatch.setattr(writer, "judge_path", lambda *_: pytest.fail("it was judged"))
+    told = {"fa4": "is not usable: RuntimeError: no compiler"}
+    assert writer.judged_paths("quick", reuse=False) == {DECODE: told, PREFILL: told}
+
+
+def test_a_module_without_a_distribution_is_known_by_its_compiled_files(tmp_path, monkeypatch):
+    folder = tmp_path / "vllm_of_a_wheel" / "vllm_flash_attn"
+    folder.mkdir(parents=True)
+    for each in (folder, folder.parent):
+        (each / "__init__.py").touch()
+    monkeypatch.syspath_prepend(tmp_path)
+    assert flash_paths.digest_of("vllm_of_a_wheel.vllm_flash_attn") == "" == flash_paths.digest_of("no_such.module")
+    told = set()
+    for content in (b"one", b"another"):
+        (folder / "_C.so").write_bytes(content)
+        told.add(flash_paths.digest_of("vllm_of_a_wheel.vllm_flash_attn"))
+    assert len(told) == 2 and all(each.startswith("vllm_of_a_wheel.vllm_flash_attn sha256 ") for each in told)
+
+
 def test_entries_of_other_libraries_are_not_kept():
     before, now = table(entry({OWN: 1.0}), entry({OWN: 3.0}, num_sequences=1)), table(entry({OWN: 2.0}))
     assert {e.us[OWN] for e in writer.merged(before, now).entries} == {2.0, 3.0}
