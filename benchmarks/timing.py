@@ -17,6 +17,7 @@ MOST_SETS = 256
 REPLAYS = 15
 LEAST_CALLS = 4  # in a graph: its own launch is shared out among them
 LEAST_MS = 5.0  # of one timed stretch
+MOST_MS = 100.0  # of a stretch that is launched from Python: such calls are long, and fewer sets of inputs do
 
 Call = Callable[[], object]
 
@@ -39,6 +40,8 @@ def time_on_device(calls: Sequence[Call]) -> Timing:
     """Median µs of one call, each of `calls` being the same work on inputs of its own."""
     calls = list(calls) * -(-LEAST_CALLS // len(calls))
     graph = captured(calls)
+    if graph is None:
+        calls = calls[: max(1, int(MOST_MS / milliseconds(calls[0], 1)))]
     stretch = graph.replay if graph is not None else lambda: run_all(calls)
     stretch()
     once_ms = milliseconds(stretch, 1)
