@@ -114,13 +114,11 @@ def _require_batch(sequences: Sequence[SequenceState], block_size: int) -> None:
 
 
 def _require_tables(table_array: np.ndarray, tables: Sequence[Sequence[int]], lens: list[int], block_size: int) -> None:
-    """Each table names a block for each of its sequence's first `lens[i]` tokens, and the slots fit int32."""
+    """Each table names a block for each of its sequence's first `lens[i]` tokens."""
     needed = -(-np.array(lens) // block_size)
-    for i, table in enumerate(tables):
-        require(
-            len(table) >= needed[i],
-            f"sequence {i} needs {needed[i]} blocks for {lens[i]} tokens at block size {block_size}, its table has {len(table)}",
-        )
+    held = np.array([len(table) for table in tables])
+    for i in np.flatnonzero(held < needed):
+        raise ValueError(f"sequence {i} needs {needed[i]} blocks for {lens[i]} tokens at block size {block_size}, its table has {held[i]}")
     used = np.arange(table_array.shape[1]) < needed[:, None]
     for i, column in np.argwhere(used & (table_array < 0)):
         raise ValueError(f"sequence {i} has block id {table_array[i, column]} in column {column} of its table, ids start at 0")
@@ -129,8 +127,15 @@ def _require_tables(table_array: np.ndarray, tables: Sequence[Sequence[int]], le
 def _padded(tables: Sequence[Sequence[int]]) -> np.ndarray:
     """(B, M) int32: row i is table i, -1 beyond it; M is the longest table's length."""
     padded = np.full((len(tables), max(len(table) for table in tables)), -1, dtype=np.int32)
-    for row, table in zip(padded, tables, strict=True):
-        row[: len(table)] = table
+    for i, (row, table) in enumerate(zip(padded, tables, strict=True)):
+        try:
+            if isinstance(table, list):
+                struct.pack_into(f"{len(table)}i", row, 0, *table)
+            else:
+                row[: len(table)] = table
+        except (struct.error, OverflowError) as error:
+            column = next(column for column, block in enumerate(table) if not -(2**31) <= block < 2**31)
+            raise ValueError(f"sequence {i} has block id {table[column]} in column {column} of its table, it does not fit int32") from error
     return padded
 
 

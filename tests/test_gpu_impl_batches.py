@@ -54,3 +54,9 @@ def test_the_largest_slot_that_int32_holds():
     assert gpu_impl.prepare_prefill([state._replace(block_table=[0, 2**29 - 1])], 4).slot_mapping.tolist() == [2**31 - 4, 2**31 - 3]
     with pytest.raises(ValueError, match="slot 2147483649 does not fit the int32 slot_mapping"):
         gpu_impl.prepare_prefill([state._replace(block_table=[0, 2**29])], 4)
+
+
+@pytest.mark.parametrize("kind", [list, tuple])
+def test_a_block_id_beyond_int32_is_named(kind):
+    with pytest.raises(ValueError, match="sequence 0 has block id 2147483648 in column 1 of its table, it does not fit int32"):
+        gpu_impl.prepare_decode([SequenceState([1] * 6, 5, 1, kind([0, 2**31]))], 4)
