@@ -1,7 +1,9 @@
 """Paged attention in Triton: prefill (FlashAttention's online softmax over tiles) and decode (split-KV, the query group packed in a tile).
 
-Both walk the block table in the kernel and read no length on the host. Papers: FlashAttention-2 (arXiv 2307.08691), Flash-Decoding
-(crfm.stanford.edu/2023/10/12/flashdecoding.html), PagedAttention (arXiv 2309.06180). The kernels are in `gpu_impl.attention_kernels`.
+Both walk the block table in the kernel and read no length on the host. A decode step's tiles of keys, of all its sequences, are shared out
+evenly among a fixed number of programs, as Stream-K does with products. Papers: FlashAttention-2 (arXiv 2307.08691), Flash-Decoding
+(crfm.stanford.edu/2023/10/12/flashdecoding.html), PagedAttention (arXiv 2309.06180), Stream-K (arXiv 2301.03598). The kernels are in
+`gpu_impl.attention_kernels`, and for prefill on Hopper in `gpu_impl.prefill_hopper`.
 """
 
 from __future__ import annotations
