@@ -10,6 +10,7 @@ import os
 # numpy's threaded matmul is many times slower than one thread on the small tiles of the Triton interpreter; read when numpy is loaded
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
+import gc
 import re
 import signal
 import time
@@ -110,6 +111,10 @@ def read_waivers(path: str | None) -> dict[str, str]:
         if not isinstance(reason, str) or not reason.strip():
             raise CannotLoad(f"--waivers {path} gives no reason for {clause}")
     return waivers
+
+
+def pytest_collection_finish() -> None:
+    gc.freeze()  # torch, triton and the tests stay: no collection need walk through them again
 
 
 def pytest_report_header(config: pytest.Config) -> list[str]:
