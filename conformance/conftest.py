@@ -117,6 +117,10 @@ def pytest_collection_finish() -> None:
     gc.freeze()  # torch, triton and the tests stay: no collection need walk through them again
 
 
+def pytest_unconfigure() -> None:
+    gc.unfreeze()
+
+
 def pytest_report_header(config: pytest.Config) -> list[str]:
     implementation = config.stash.get(implementation_key, None)
     if implementation is None:
