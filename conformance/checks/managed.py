@@ -24,6 +24,7 @@ class Managed:
 
     def __init__(self, judge: Judge, num_blocks: int, block_size: int, order_seed: int) -> None:
         self.num_blocks, self.block_size = num_blocks, block_size
+        self.reserved = judge.capabilities.reserved_blocks
         self.calls: list[tuple[str, tuple[Any, ...]]] = []
         self.tables: dict[int, list[int]] = {}  # of the sequences that are there, as they were last told
         self.num_computed: dict[int, int] = {}
@@ -76,11 +77,12 @@ class Managed:
         table = self.told_table(sequence)
         if answer is None:
             used = {block for held in self.tables.values() for block in held}
-            free = self.num_blocks - len(used)
+            free = self.num_blocks - self.reserved - len(used)
             wanted = len(shared) + max(0, needed - len(before))
             if wanted <= free:
+                told = f"asks for {wanted} blocks and is turned down, {free} of {self.num_blocks} are in no table"
                 raise self.broken(
-                    POOL, (f"sequence {sequence}", f"asks for {wanted} blocks and is turned down, {free} of {self.num_blocks} are in no table"),
+                    POOL, (f"sequence {sequence}", told + (f", and {self.reserved} more are reserved" if self.reserved else "")),
                     likely="blocks that were freed do not come back to the pool",
                 )  # fmt: skip
             if table != before:
