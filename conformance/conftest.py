@@ -29,7 +29,7 @@ from conformance.findings import Broken, Finding, Record
 from conformance.implementation import CannotLoad, Implementation, load_implementation
 from conformance.judge import EFFORTS, Judge
 from conformance.replay import write_replay
-from conformance.verdicts import ALL_REFUSED, TestVerdict, clause_verdicts, render_finding, summary_lines, write_json
+from conformance.verdicts import ALL_REFUSED, TestVerdict, broken_in_passing, clause_verdicts, render_finding, summary_lines, write_json
 
 SUBJECTS = ("slot_mapping", "store_kvcache", "prefill_attention", "decode_attention", "batches", "steps", "logits", "sampling")
 implementation_key = pytest.StashKey[Implementation]()
@@ -284,3 +284,6 @@ def pytest_terminal_summary(terminalreporter: Any, exitstatus: int, config: pyte
     terminalreporter.section("verdict")
     for line in summary_lines(verdicts, title):
         terminalreporter.write_line(line)
+    if beside := broken_in_passing(verdicts):
+        terminalreporter.write_line(f"exit status 1, although no test of theirs failed: {', '.join(v.clause.id for v in beside)} (above is why)", red=True)
+        terminalreporter.stats["clauses broken beside"] = beside  # pytest's own last line then counts them, and is not green

@@ -106,6 +106,7 @@ class Judge:
             try:
                 self._run(check, case)
             except Broken as broken:
+                broken.finding.drawn = True
                 if not failing:
                     deadline = time.monotonic() + SHRINKING_SECONDS
                 failing[key] = broken
@@ -173,6 +174,11 @@ class Judge:
             while len(self._earlier) > MOST_EARLIER or (len(self._earlier) > 1 and self._bytes_held() > MOST_EARLIER_BYTES):
                 self._earlier.popleft()
         return result
+
+    def last_call(self, want: torch.Tensor, limit: torch.Tensor | float) -> Call:
+        """The call that was made last, with what it should have given."""
+        assert self._last_call is not None
+        return Call(*self._last_call, want, limit)
 
     def _bytes_held(self) -> int:
         return sum(tensor.numel() * tensor.element_size() for _, tensor, _ in self._earlier)
