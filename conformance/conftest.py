@@ -285,5 +285,6 @@ def pytest_terminal_summary(terminalreporter: Any, exitstatus: int, config: pyte
     for line in summary_lines(verdicts, title):
         terminalreporter.write_line(line)
     if beside := broken_in_passing(verdicts):
-        terminalreporter.write_line(f"exit status 1, although no test of theirs failed: {', '.join(v.clause.id for v in beside)} (above is why)", red=True)
+        told = ", ".join(verdict.clause.id for verdict in beside)
+        terminalreporter.write_line(f"exit status 1, although no test of theirs failed: {told} (above is why)", red=True)
         terminalreporter.stats["clauses broken beside"] = beside  # pytest's own last line then counts them, and is not green

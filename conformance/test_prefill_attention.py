@@ -74,8 +74,7 @@ def test_prefill_attention_reads_many_queries(judge: Judge) -> None:
 @pytest.mark.clause("PRE-1", function=PREFILL)
 def test_prefill_attention_reads_on_other_paths(judge: Judge) -> None:
     judge.for_each(other_prefills(judge.capabilities), functools.partial(check_read_set, judge))
-    if judge.effort != "quick":
-        judge.for_each(large_pages(judge.capabilities), lambda case: check_counts(judge, case, 0, case.size()))
+    judge.for_each(large_pages(judge.capabilities), lambda case: check_counts(judge, case, 0, case.size()))
 
 
 @pytest.mark.clause("PRE-1", function=PREFILL)

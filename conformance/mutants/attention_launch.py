@@ -19,6 +19,13 @@ def without_the_newest_token(context_lens):
     return torch.where(context_lens > LONG, context_lens - 1, context_lens)
 
 
+def sound_prefill(q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, scale, block_tables):
+    return SOUND.prefill_attention(
+        q, k, v, cu_seqlens_q=cu_seqlens_q, cu_seqlens_k=cu_seqlens_k, max_seqlen_q=max_seqlen_q, max_seqlen_k=max_seqlen_k, scale=scale,
+        block_tables=block_tables,
+    )  # fmt: skip
+
+
 # --- caches that are views ---------------------------------------------------------------------------------------------------------------
 
 
@@ -68,15 +75,17 @@ def sequences_past_the_grid(out, cu_seqlens_q, num_kv_heads, programs):
 
 
 @mutant("PRE-8", replaces="prefill_attention", of=SoundAttention, source="own (adversary)")
-def prefill_grid_of_512_programs(self, q, k, v, *, cu_seqlens_q, **rest):
+def prefill_grid_of_512_programs(self, q, k, v, *, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, scale, block_tables=None):
     """The grid of a prefill ends at 512 programs, one for each sequence and kv head."""
-    return sequences_past_the_grid(SOUND.prefill_attention(q, k, v, cu_seqlens_q=cu_seqlens_q, **rest), cu_seqlens_q, k.shape[-2], 512)
+    out = sound_prefill(q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, scale, block_tables)
+    return sequences_past_the_grid(out, cu_seqlens_q, k.shape[-2], 512)
 
 
 @mutant("PRE-8", replaces="prefill_attention", of=SoundAttention, source="own (adversary)")
-def prefill_grid_of_1024_programs(self, q, k, v, *, cu_seqlens_q, **rest):
+def prefill_grid_of_1024_programs(self, q, k, v, *, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, scale, block_tables=None):
     """The grid of a prefill ends at 1,024 programs."""
-    return sequences_past_the_grid(SOUND.prefill_attention(q, k, v, cu_seqlens_q=cu_seqlens_q, **rest), cu_seqlens_q, k.shape[-2], 1024)
+    out = sound_prefill(q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, scale, block_tables)
+    return sequences_past_the_grid(out, cu_seqlens_q, k.shape[-2], 1024)
 
 
 # --- output buffers ----------------------------------------------------------------------------------------------------------------------
@@ -131,8 +140,8 @@ def without_row(out, block_tables, cu_seqlens_q, cu_seqlens_k, place):
 
 
 def rows_of_pages(place):
-    def prefill_attention(self, q, k, v, *, cu_seqlens_q, cu_seqlens_k, block_tables=None, **rest):
-        out = SOUND.prefill_attention(q, k, v, cu_seqlens_q=cu_seqlens_q, cu_seqlens_k=cu_seqlens_k, block_tables=block_tables, **rest)
+    def prefill_attention(self, q, k, v, *, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, scale, block_tables=None):
+        out = sound_prefill(q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, scale, block_tables)
         return without_row(out, block_tables, cu_seqlens_q, cu_seqlens_k, place(k.shape[1]) if k.shape[1] >= LARGE else -1)
 
     return prefill_attention
