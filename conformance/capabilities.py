@@ -13,7 +13,10 @@ from conformance.clauses import CLAUSES
 
 CLAIMS = ("deterministic", "batch_invariant", "cuda_graph", "nan_tail", "empty_zero", "spare_blocks", "checked")
 DTYPES = {"float16": torch.float16, "bfloat16": torch.bfloat16, "float32": torch.float32}
-KEYS = ("dtypes", "head_dims", "group_sizes", "block_sizes", "max_context", "float32_products", "half_sums", "tail_nats", "claims")
+KEYS = (
+    "dtypes", "head_dims", "group_sizes", "block_sizes", "max_context", "float32_products", "half_sums", "tail_nats", "reserved_blocks", "claims",
+)  # fmt: skip
+MOST_RESERVED = 64  # blocks: pools of lives hold a dozen more than are reserved
 
 
 @dataclass(frozen=True)
@@ -26,6 +29,7 @@ class Capabilities:
     float32_products: str = "ieee"  # or "tf32"
     half_sums: str = "float32"  # or "half": logits of half precision may be added up from parts that are rounded to half precision
     tail_nats: float = math.inf  # so deep under the top token, in nats, sample keeps 99 % of a tail's mass
+    reserved_blocks: int = 0  # of a pool, that BlockManager keeps for itself and never hands out, vLLM's null block say
     claims: tuple[str, ...] = ()
     claimed_for: Mapping[str, tuple[str, ...]] = field(default_factory=dict)  # the functions of a claim that is not made for all of them
 
@@ -73,6 +77,11 @@ def read_capabilities(stated: Mapping[str, Any]) -> Capabilities:
         fields["tail_nats"] = float(stated["tail_nats"])
         if not fields["tail_nats"] >= 0:
             raise ValueError(f"CAPABILITIES says tail_nats {stated['tail_nats']!r}, it must be a number of nats, at least 0")
+    if stated.get("reserved_blocks") is not None:
+        reserved = stated["reserved_blocks"]
+        if type(reserved) is not int or not 0 <= reserved <= MOST_RESERVED:
+            raise ValueError(f"CAPABILITIES says reserved_blocks {reserved!r}, it must be a whole number of blocks from 0 to {MOST_RESERVED}")
+        fields["reserved_blocks"] = reserved
     return Capabilities(**fields)
 
 

@@ -34,11 +34,11 @@ class Finding:
     likely: str = ""
     call: Call | None = None
     case: Any = None  # filled in by the judge
+    drawn: bool = False  # the case was generated, and shrunk; filled in by the judge
     clause: str = ""  # filled in by the judge, unless the check knows better
     script: str = ""  # the body of a replay that is no single call of small tensors: it loads SPEC, and exits with 1 or 0
     explain: Explain | None = None  # more facts and a likely cause, from further calls
     replay: str = ""  # how to run the replay script, or why there is none
-
 
     def explained(self) -> None:
         """Add what `explain` finds, after the first fact. Called once, for the smallest case: it may cost many calls."""

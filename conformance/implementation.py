@@ -16,6 +16,7 @@ import torch
 
 import reference
 from conformance.capabilities import Capabilities, read_capabilities
+from conformance.cheaper import look_builtins_up_once, with_room
 from conformance.findings import Broken, Refused
 
 CONTRACT = (
@@ -66,6 +67,7 @@ class Implementation:
             return True  # a callable that does not tell its signature, a compiled one say
         return keyword in parameters or any(p.kind is p.VAR_KEYWORD for p in parameters.values())
 
+    @with_room
     def call(self, function: str, *args: Any, **kwargs: Any) -> Any:
         """Call an offered function. Raises Refused, or Broken when it raises anything else than a clear refusal."""
         called = self.offered[function]
@@ -135,6 +137,7 @@ def load_implementation(spec: str, device: torch.device) -> Implementation:
         if not hasattr(target, name):
             raise CannotLoad(f"--impl {spec}: {place} has no attribute {name!r}")
         target = getattr(target, name)
+    look_builtins_up_once()
     return Implementation(spec, target, device)
 
 

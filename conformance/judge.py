@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 import zlib
+from collections import deque
 from collections.abc import Callable, Iterable
 from typing import Any, TypeVar
 
@@ -23,6 +24,7 @@ EFFORTS = {"quick": 0.3, "default": 1.0, "thorough": 8.0}
 # within minutes. Processor time, so that a busy machine judges as many cases as an idle one
 PATIENCE_SECONDS = {"quick": 0.2, "default": 2.0, "thorough": float("inf")}
 PATIENCE_ON_A_GPU = 6.0  # times as long: compiling counts, and is done in the process that judges
+MOST_EARLIER, MOST_EARLIER_BYTES = 4, 2**26  # results that are looked at again after later calls; the last one whatever its size
 SHRINKING_SECONDS = 5.0  # after this long no smaller case is taken up
 # the clause that says that a function leaves its inputs and its earlier results alone; no other function is held to that
 UNCHANGED = {
@@ -44,7 +46,7 @@ class Judge:
         self.record = Record(clause.id, function)
         self._started = time.monotonic()
         self._last_call: tuple[str, tuple[Any, ...], dict[str, Any]] | None = None  # for a replay
-        self._earlier: tuple[str, torch.Tensor, torch.Tensor] | None = None  # function, its last result, the bits it had
+        self._earlier: deque[tuple[str, torch.Tensor, torch.Tensor]] = deque()  # function, a result of its last calls, the bits it had
 
     @property
     def device(self) -> torch.device:
@@ -104,6 +106,7 @@ class Judge:
             try:
                 self._run(check, case)
             except Broken as broken:
+                broken.finding.drawn = True
                 if not failing:
                     deadline = time.monotonic() + SHRINKING_SECONDS
                 failing[key] = broken
@@ -157,18 +160,28 @@ class Judge:
     # --- what checks call -------------------------------------------------------------------------------------------------------
 
     def call(self, function: str, *args: Any, **kwargs: Any) -> Any:
-        """Call the implementation; afterwards an earlier result of it must still be what it was."""
+        """Call the implementation; afterwards its last few results must still be what they were."""
         self._last_call = function, args, kwargs
         result = self.implementation.call(function, *args, **kwargs)
-        if self._earlier is not None:
-            earlier_function, tensor, earlier_bits = self._earlier
+        for earlier in list(self._earlier):
+            earlier_function, tensor, earlier_bits = earlier
             if not torch.equal(bits(tensor), earlier_bits):
+                self._earlier.clear()
                 self.note_beside(unchanged_clause(earlier_function), OVERWRITTEN)
-        self._earlier = None
         watched = function in UNCHANGED and isinstance(result, torch.Tensor)  # what prepares a step may keep one buffer for all of them
         if watched and result.numel() > 0 and result.device.type == self.device.type:
-            self._earlier = (function, result, bits(result.contiguous()).clone().view(result.shape))
+            self._earlier.append((function, result, bits(result.contiguous()).clone().view(result.shape)))
+            while len(self._earlier) > MOST_EARLIER or (len(self._earlier) > 1 and self._bytes_held() > MOST_EARLIER_BYTES):
+                self._earlier.popleft()
         return result
+
+    def last_call(self, want: torch.Tensor, limit: torch.Tensor | float) -> Call:
+        """The call that was made last, with what it should have given."""
+        assert self._last_call is not None
+        return Call(*self._last_call, want, limit)
+
+    def _bytes_held(self) -> int:
+        return sum(tensor.numel() * tensor.element_size() for _, tensor, _ in self._earlier)
 
     def note_beside(self, clause: str, text: str) -> None:
         """A clause other than the one being judged is broken; judging goes on. Raised at once where it is the clause being judged."""

@@ -71,7 +71,7 @@ def main() -> int:
     engine = Engine(
         dtype=dtype,
         block_size=block_size,
-        num_blocks=-(-pool_tokens // block_size),
+        num_blocks=-(-pool_tokens // block_size) + implementation.capabilities.reserved_blocks,
         num_kv_heads=options.kv_heads or (8 if on_gpu else 1),
         group_size=options.group_size or takes("group_sizes", (4, 8, 1) if on_gpu else (2, 1))[0],
         head_dim=options.head_dim or takes("head_dims", (128, 64) if on_gpu else (16, 64))[0],

@@ -23,7 +23,9 @@ from conformance.cases.attention_fixed import (
     large_batches,
     level_whole_splits,
     long_among_many,
+    long_in_views,
     other_decodes,
+    rows_past_a_grid,
     strided_long_decodes,
     unusual_scales,
     widest_groups,
@@ -61,7 +63,7 @@ def test_decode_attention_reads_long_contexts(judge: Judge) -> None:
 @pytest.mark.clause("DEC-1", function=DECODE)
 def test_decode_attention_reads_on_other_paths(judge: Judge) -> None:
     many = [] if judge.effort == "quick" else long_among_many(judge.capabilities, True)
-    judge.for_each([*other_decodes(judge.capabilities), *many], functools.partial(check_read_set, judge))
+    judge.for_each([*other_decodes(judge.capabilities), *long_in_views(judge.capabilities), *many], functools.partial(check_read_set, judge))
 
 
 @pytest.mark.clause("DEC-1", function=DECODE)
@@ -116,7 +118,7 @@ def test_decode_attention_large_batches(judge: Judge) -> None:
 @pytest.mark.clause("DEC-6", function=DECODE)
 def test_decode_attention_groups(judge: Judge) -> None:
     judge.for_each(widest_groups(judge.capabilities, True), functools.partial(check_read_set, judge))
-    judge.for_each(widest_groups(judge.capabilities, True), functools.partial(check_pairing, judge))
+    judge.for_each(widest_groups(judge.capabilities, True)[:: 2 if judge.effort == "quick" else 1], functools.partial(check_pairing, judge))
     judge.for_all(cases(judge, group_sizes=WIDE_GROUP_SIZES), functools.partial(check_read_set, judge), examples=15)
     judge.for_all(cases(judge, group_sizes=WIDE_GROUP_SIZES), functools.partial(check_pairing, judge), examples=6)
 
@@ -138,6 +140,8 @@ def test_decode_attention_scales(judge: Judge) -> None:
 def test_decode_attention_with_empty_rows(judge: Judge) -> None:
     judge.for_all(cases(judge, empties=True), functools.partial(check_empties, judge), examples=40)
     judge.for_each(empty_batches(judge.capabilities, True), functools.partial(check_empty_batch, judge))
+    if judge.effort != "quick":
+        judge.for_each(rows_past_a_grid(judge.capabilities, True), functools.partial(check_empties, judge))
 
 
 @pytest.mark.clause("DEC-9", function=DECODE)

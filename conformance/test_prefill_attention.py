@@ -19,7 +19,16 @@ from conformance.cases.attention import (
     long_contexts,
     many_queries,
 )
-from conformance.cases.attention_fixed import empty_batches, large_batches, other_prefills, strided_prefills, unusual_scales, widest_groups
+from conformance.cases.attention_fixed import (
+    empty_batches,
+    large_batches,
+    large_pages,
+    other_prefills,
+    rows_past_a_grid,
+    strided_prefills,
+    unusual_scales,
+    widest_groups,
+)
 from conformance.checks.claims import check_empty_rows, check_nan_tail
 from conformance.checks.empties import check_empties, check_empty_batch, check_unchanged
 from conformance.checks.extremes import ORDERS, SCALES, check_extremes, check_scale
@@ -32,7 +41,7 @@ from conformance.checks.influence import (
     in_large_pool,
 )
 from conformance.checks.large_offsets import check_huge_pool, huge_case
-from conformance.checks.read_sets import check_pairing, check_read_set
+from conformance.checks.read_sets import check_counts, check_pairing, check_read_set
 from conformance.checks.values import QUERY_SCALES, check_values
 from conformance.judge import Judge
 
@@ -65,6 +74,7 @@ def test_prefill_attention_reads_many_queries(judge: Judge) -> None:
 @pytest.mark.clause("PRE-1", function=PREFILL)
 def test_prefill_attention_reads_on_other_paths(judge: Judge) -> None:
     judge.for_each(other_prefills(judge.capabilities), functools.partial(check_read_set, judge))
+    judge.for_each(large_pages(judge.capabilities), lambda case: check_counts(judge, case, 0, case.size()))
 
 
 @pytest.mark.clause("PRE-1", function=PREFILL)
@@ -125,7 +135,7 @@ def test_prefill_attention_large_batches(judge: Judge) -> None:
 @pytest.mark.clause("PRE-6", function=PREFILL)
 def test_prefill_attention_groups(judge: Judge) -> None:
     judge.for_each(widest_groups(judge.capabilities, False), functools.partial(check_read_set, judge))
-    judge.for_each(widest_groups(judge.capabilities, False), functools.partial(check_pairing, judge))
+    judge.for_each(widest_groups(judge.capabilities, False)[:: 2 if judge.effort == "quick" else 1], functools.partial(check_pairing, judge))
     judge.for_all(cases(judge, group_sizes=WIDE_GROUP_SIZES), functools.partial(check_read_set, judge), examples=15)
     judge.for_all(cases(judge, group_sizes=WIDE_GROUP_SIZES), functools.partial(check_pairing, judge), examples=6)
 
@@ -146,6 +156,8 @@ def test_prefill_attention_scales(judge: Judge) -> None:
 def test_prefill_attention_with_empty_rows(judge: Judge) -> None:
     judge.for_all(cases(judge, empties=True), functools.partial(check_empties, judge), examples=40)
     judge.for_each(empty_batches(judge.capabilities, False), functools.partial(check_empty_batch, judge))
+    if judge.effort != "quick":
+        judge.for_each(rows_past_a_grid(judge.capabilities, False), functools.partial(check_empties, judge))
 
 
 @pytest.mark.clause("PRE-9", function=PREFILL)

@@ -1,7 +1,10 @@
 """SLOT: where each token's KV goes."""
 
+import functools
+
 import pytest
 
+from conformance.buffers import METADATA_LAYOUTS
 from conformance.cases.sequences import BLOCK_SIZES, NO_LIMIT, decodes, long_sequences, many_sequences, prefills, with_empties
 from conformance.checks.batches import BatchChecks
 from conformance.judge import Judge
@@ -36,6 +39,8 @@ def test_slot_mapping_from_tensors(judge: Judge) -> None:
     around = [with_empties(many_sequences(sizes, count, most=longest), around=True) for count in (2, 65)]
     around += long_sequences(sizes, most=longest)
     judge.for_all(cases, BatchChecks(judge).computed_slots, examples=80, explicit=around)
+    for layout in METADATA_LAYOUTS[1:]:
+        judge.for_each(around[:2], functools.partial(BatchChecks(judge).computed_slots, layout=layout))
 
 
 @pytest.mark.clause("SLOT-2", function="prepare_prefill")

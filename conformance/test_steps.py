@@ -32,7 +32,7 @@ def test_step_batches_of_real_requests(judge: Judge) -> None:
     engine = Engine(
         dtype=judge.capabilities.dtypes[0],
         block_size=block_size,
-        num_blocks=(largest + 40 * tokens_per_hash) // block_size + 1,  # too few for all that run at a time
+        num_blocks=(largest + 40 * tokens_per_hash) // block_size + 1 + judge.capabilities.reserved_blocks,  # too few for all that run at a time
         num_kv_heads=2 if judge.is_cuda else 1,
         group_size=judge.capabilities.allowed("group_sizes", (2,))[0],
         head_dim=judge.capabilities.allowed("head_dims", (64, 128) if judge.is_cuda else (16, 64))[0],

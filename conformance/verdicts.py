@@ -134,7 +134,8 @@ def render_finding(clause: Clause, finding: Finding, implementation: str, device
     headlines = [part.headline(implementation, device) for part in parts if hasattr(part, "headline")]
     lines.append("  " + (headlines[0] if headlines else f"{implementation}.{function}   {device}"))
     if shown:
-        lines += labelled([("shrunk to" if i == 0 else "", " ".join(pair).rstrip()) for i, pair in enumerate(shown)])
+        found = "shrunk to" if finding.drawn else "fixed case"
+        lines += labelled([(found if i == 0 else "", " ".join(pair).rstrip()) for i, pair in enumerate(shown)])
     lines += labelled([(label, text) for label, text in finding.facts])
     if finding.likely:
         lines += labelled([("likely", finding.likely)])
@@ -187,6 +188,11 @@ def summary_lines(verdicts: list[ClauseVerdict], title: str) -> list[str]:
         f"{name}: {held} of {len(judged)} clauses hold, {refused} refused cases, {len(verdicts) - len(judged)} not offered · {circumstances}"
     )
     return lines
+
+
+def broken_in_passing(verdicts: list[ClauseVerdict]) -> list[ClauseVerdict]:
+    """Clauses that do not hold although no test of theirs failed: pytest counts tests, and says that all of them passed."""
+    return [v for v in verdicts if not v.holds and not any(test.verdict in BAD for test in v.tests)]
 
 
 def refusals(verdict: ClauseVerdict, most: int = 3) -> dict[str, int]:

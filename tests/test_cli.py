@@ -111,6 +111,23 @@ def test_unusable_arguments_get_one_sentence_and_status_4(tmp_path):
     assert set(wrong) == UNUSABLE_NOT_YET
 
 
+def test_a_clause_broken_in_passing_is_told_where_pytest_says_that_all_passed():
+    status, output, verdict = run_suite("--impl", "conformance.mutants:decode_two_output_buffers_in_turn", *QUICK, "-k", "DEC-1")
+    told = clauses_of(verdict)
+    assert (told["DEC-1"]["verdict"], told["DEC-9"]["verdict"], status) == ("pass", "fail", 1), output
+    assert "exit status 1, although no test of theirs failed: DEC-9 (above is why)" in output
+    assert output.splitlines()[-1].count("1 clauses broken beside") == 1, output
+
+
+def test_fixed_cases_are_not_said_to_be_shrunk():
+    fixed, drawn = (
+        next(iter(clauses_of(run_suite("--impl", f"conformance.mutants:{name}", "-k", clause)[2]).values()))["text"]
+        for name, clause in (("long_rows_of_views_lose_a_token_among_many", "DEC-1 and other_paths"), ("newest_token_dropped", "DEC-1 and not paths"))
+    )
+    assert "fixed case             context_lens [3, 2, " in fixed and "shrunk to" not in fixed
+    assert "shrunk to              context_lens" in drawn and "fixed case" not in drawn
+
+
 def test_misbehaving_functions_get_one_sentence_each_and_the_rest_is_judged():
     files = sorted({file for file, _ in MISBEHAVING})
     runs = run_suites([["--impl", f"{BAD}/{file}.py", *QUICK] for file in files])
@@ -194,8 +211,8 @@ def test_a_subject_is_selected_and_the_verdict_is_written():
     assert verdict["device"].startswith(("cpu", "cuda")) and verdict["seconds"] > 0
     slot = clauses_of(verdict)["SLOT-1"]
     assert (slot["verdict"], slot["holds"], slot["text"], slot["refused"]) == ("pass", True, "", 0)
-    # drawn ones, and fixed ones: of many sequences, of long ones, of sequences without tokens
-    assert slot["examples"] == sum(t["record"]["examples"] for t in slot["tests"]) == 320 + 7
+    # drawn ones, and fixed ones: of many sequences, of long ones, of sequences without tokens, of strided integers
+    assert slot["examples"] == sum(t["record"]["examples"] for t in slot["tests"]) == 320 + 7 + 4
     assert {t["nodeid"].partition("::")[2] for t in slot["tests"]} == {
         "test_slot_mapping_of_a_prefill[SLOT-1]", "test_slot_mapping_of_a_decode_step[SLOT-1]", "test_slot_mapping_from_tensors[SLOT-1]",
     }  # fmt: skip

@@ -65,6 +65,21 @@ def test_nothing_past_stated_limits_is_asked(tmp_path):
         assert told.count("pass") >= 2, limits
 
 
+def test_blocks_that_a_manager_keeps_for_itself_are_stated(tmp_path):
+    """As stated they are no leak; one more than stated is."""
+    source, jobs = (ROOT / "tests/honest/null_block.py").read_text(), []
+    for reserved in (1, 2, 3):
+        path = tmp_path / f"null_{reserved}.py"
+        stated = source.replace('"reserved_blocks": 1', f'"reserved_blocks": {min(reserved, 2)}')
+        path.write_text(stated.replace("RESERVED = 1", f"RESERVED = {reserved}"))
+        jobs.append(["--impl", str(path), "--effort", "quick", "-k", "LIFE or STEP-2"])
+    for reserved, (status, output, verdict) in zip((1, 2, 3), run_suites(jobs), strict=True):
+        broken = [c["id"] for c in verdict["clauses"] if c["verdict"] not in ("pass", "not offered")]
+        assert (status, broken) == ((0, []) if reserved < 3 else (1, ["LIFE-8"])), output
+        assert sum(c["verdict"] == "pass" for c in verdict["clauses"]) >= 7, output
+    assert "and 2 more are reserved" in output
+
+
 def test_a_clause_says_which_of_its_tests_refused_everything():
     tests = [TestVerdict(f"conformance/test_x.py::test_{name}[PRE-6-x]", "PRE-6", verdict, text)
              for name, verdict, text in (("heads", "pass", ""), ("groups", "refused", ALL_REFUSED))]  # fmt: skip

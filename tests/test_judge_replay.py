@@ -14,17 +14,21 @@ from planted import judge_of
 
 from conformance.cases.attention import Limits, attention_cases
 from conformance.cases.growing import growing
+from conformance.cases.lives import Admit, Finish, LifeCase, Pool, Prefill
 from conformance.cases.logits import poisoned
 from conformance.cases.logits_values import values_cases
+from conformance.cases.races import RaceCase
 from conformance.cases.sequences import decodes, prefills
 from conformance.cases.stores import SKIPS, STRIDED_LAYOUTS, stores
 from conformance.checks.batches import BatchChecks
 from conformance.checks.empties import check_empties, check_unchanged
 from conformance.checks.growing import check_growing
 from conformance.checks.influence import check_chunks, check_neighbours, check_surroundings
+from conformance.checks.lives import check_life
 from conformance.checks.logits import own_rows
 from conformance.checks.logits_values import check_values as check_logits_values
 from conformance.checks.read_sets import check_pairing, check_read_set
+from conformance.checks.sampling_corners import CornerChecks
 from conformance.checks.store import check_store
 from conformance.checks.values import check_values
 from conformance.clauses import CLAUSES
@@ -153,7 +157,32 @@ def test_a_result_that_a_later_call_overwrites_is_replayed_by_two_calls(tmp_path
     script = next(tmp_path.glob("*.py"))
     wrong, right = run(script, tmp_path), run(script, tmp_path, "conformance.mutants:sound")
     assert (wrong.returncode, right.returncode) == (1, 0), (wrong, right)
-    assert re.match(r"result\[\d+, \d+, \d+\]: was \S+, is \S+ after a second call\n", wrong.stdout), wrong.stdout
+    assert re.match(r"result\[\d+, \d+, \d+\]: was \S+, is \S+ after later calls\n", wrong.stdout), wrong.stdout
+
+
+def test_answers_of_a_block_manager_are_asked_for_again(tmp_path):
+    """The same answers are wrong again; of others the script says that it cannot tell."""
+    implementation = load_implementation("conformance.mutants:published_blocks_leak", torch.device("cpu"))
+    pool, whole = Pool(torch.float32, block_size=4, num_blocks=6), Prefill((100_000,))
+    with pytest.raises(Broken) as caught:
+        check_life(Judge(implementation, CLAUSES["LIFE-8"], "BlockManager"), LifeCase(pool, (Admit(24), whole, Finish(0), Admit(24, (0,)), whole)))
+    write_replay(CLAUSES["LIFE-8"], caught.value.finding, "", implementation, tmp_path)
+    script = next(tmp_path.glob("*.py"))
+    wrong, right = run(script, tmp_path), run(script, tmp_path, "conformance.mutants:sound")
+    assert (wrong.returncode, right.returncode) == (1, 2), (wrong, right)
+    assert "wrong: every answer is as it was reported" in wrong.stdout and "this script cannot tell, the suite can" in right.stdout
+    assert "reported: None" in right.stdout
+
+
+def test_a_race_with_given_noise_is_judged_again(tmp_path):
+    implementation = load_implementation("conformance.mutants:noise_times_p", torch.device("cpu"))
+    judge = Judge(implementation, CLAUSES["SAMPLE-4"], "sample")
+    with pytest.raises(Broken) as caught:
+        judge.for_each([RaceCase(20, 17, seed=1)], CornerChecks(judge).race)
+    write_replay(CLAUSES["SAMPLE-4"], caught.value.finding, "", implementation, tmp_path)
+    script = next(tmp_path.glob("*.py"))
+    wrong, right = run(script, tmp_path), run(script, tmp_path, "conformance.mutants:sound")
+    assert (wrong.returncode, right.returncode) == (1, 0), (wrong, right)
 
 
 class OverwritesTheFirstSlot(SoundSteps):

@@ -156,6 +156,13 @@ def test_claims_may_be_made_of_some_functions():
         read_capabilities({"claims": {"cuda_graph": ("sample",)}})
 
 
+def test_reserved_blocks_are_a_number_of_blocks():
+    assert read_capabilities({"reserved_blocks": 2}).reserved_blocks == 2 and Capabilities().reserved_blocks == 0
+    for bad in (-1, 1.5, "one", True, 65):
+        with pytest.raises(ValueError, match=f"says reserved_blocks {bad!r}, it must be a whole number of blocks from 0 to 64"):
+            read_capabilities({"reserved_blocks": bad})
+
+
 def test_the_trace_is_whole():
     requests = read_requests(512)
     assert len(requests) == 1000 and max(request.num_tokens for request in requests) > 100_000

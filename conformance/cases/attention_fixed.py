@@ -15,6 +15,7 @@ WIDEST_GROUPS = (48, 33)  # query heads on one kv head
 UNUSUAL_SCALES = (1e-5, -0.25, 0.0)  # a negative scale prefers the least similar key, 0 weighs all alike: arithmetic like any other
 MANY_ROWS = (67, 257)  # of a decode step: past the 64, the 128 and the 256 that a grid may be cut in
 MANY_SEQUENCES = (33, 131)  # of a prefill
+MANY_PROGRAMS = 1031  # of a grid
 SPLIT = 1025  # positions: past the 512 from which a context may be split, and one more than whole splits
 WHOLE_SPLITS = 1024  # positions that leave nothing to a last split
 
@@ -52,6 +53,15 @@ def widest_groups(capabilities: Capabilities, decode: bool) -> list[AttentionCas
 def unusual_scales(capabilities: Capabilities, decode: bool) -> list[AttentionCase]:
     case = fixed_case(capabilities, decode, (1, 1) if decode else (3, 1), (5, 18))
     return [replace(case, scale=scale, dtype=dtype) for scale in UNUSUAL_SCALES for dtype in capabilities.dtypes]
+
+
+def rows_past_a_grid(capabilities: Capabilities, decode: bool) -> list[AttentionCase]:
+    """Rows at both ends of grids of 512 and of 1,024 programs; all others are empty, which costs an interpreter little."""
+    contexts = [0] * MANY_PROGRAMS
+    for row in (0, 511, 512, 1023, 1024, MANY_PROGRAMS - 1):
+        contexts[row] = 2 + row % 3
+    queries = [1 if decode or n else 0 for n in contexts]
+    return cases_of(capabilities, decode, tuple(queries), tuple(contexts))
 
 
 def large_batches(capabilities: Capabilities, decode: bool, effort: str, seed: int) -> list[AttentionCase]:
@@ -122,6 +132,23 @@ def strided_long_decodes(capabilities: Capabilities) -> list[AttentionCase]:
         *cases_of(capabilities, True, (1,), (600,), head_dim=64, group_size=4),
     ]
     return [replace(case, row_layout="fused", cache_layout=layout) for case, layout in zip(cases, ("interleaved", "unlike", "packed"), strict=False)]
+
+
+def long_in_views(capabilities: Capabilities) -> list[AttentionCase]:
+    """A context past a split among more than 16 rows, in caches that are views."""
+    cases = cases_of(capabilities, True, (1,) * 18, (3, *[2] * 12, 600, *[2] * 4))
+    return [replace(case, row_layout="fused", cache_layout="interleaved") for case in cases]
+
+
+def large_pages(capabilities: Capabilities) -> list[AttentionCase]:
+    """A whole page of 1,024 slots or more and one position after it, each of them queried."""
+    sizes = (1024,) if capabilities.block_sizes is None else [size for size in capabilities.block_sizes if size >= 1024]
+    dtype = torch.float32 if torch.float32 in capabilities.dtypes else None
+    return [
+        replace(case, block_size=size)
+        for size in sorted(sizes)[:1]
+        for case in cases_of(capabilities, False, (size + 1,), (size + 1,), dtype=dtype)
+    ]
 
 
 def strided_prefills(capabilities: Capabilities) -> list[AttentionCase]:

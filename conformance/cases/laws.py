@@ -38,6 +38,7 @@ class Law:
     by_rank: bool = False  # rare tokens are pooled with others as rare, so that a cut tail shows, not with neighbours, so that a tile does
     seeded: bool = False  # every call is given a seed of its own
     rows_per_call: int = 0  # of every call; as many are drawn as half a second allows, and 50 at least. 0: a few calls, most of many rows
+    few_calls: bool = False  # two instead of four
 
     @cached_property
     def logits(self) -> torch.Tensor:
@@ -67,12 +68,12 @@ class Law:
         return torch.softmax(self.logits.double() / float(torch.tensor(self.temperature, dtype=torch.float32)), dim=0)
 
     def batches(self, times: int = 1) -> list[int]:
-        """Rows of each call, `draws` * `times` in all: one row, 32 rows, a quarter, the rest; no call above `largest_call`."""
+        """Rows of each call, `draws` * `times` in all: one row, 32 rows, a quarter, the rest, or 32 and the rest; no call above `largest_call`."""
         most = max(1, self.largest_call // self.vocab_size)
         total = self.draws * times
         if self.rows_per_call:
             return [self.rows_per_call] * -(-total // self.rows_per_call)
-        sizes = [n for n in (1, 32, total // 4) if n <= most]
+        sizes = [n for n in ((32,) if self.few_calls else (1, 32, total // 4)) if n <= most]
         rest = total - sum(sizes)
         return [*sizes, *[most] * (rest // most), *([rest % most] if rest % most else [])]
 

@@ -119,7 +119,7 @@ def pools(draw: st.DrawFn, capabilities: Capabilities) -> Pool:
     pool = Pool(
         dtype=draw(st.sampled_from(capabilities.dtypes), label="dtype"),
         block_size=block_size,
-        num_blocks=draw(st.one_of(st.integers(min(2, most), min(5, most)), st.integers(1, most)), label="num_blocks"),
+        num_blocks=draw(st.one_of(st.integers(min(2, most), min(5, most)), st.integers(1, most)), label="num_blocks") + capabilities.reserved_blocks,
         num_kv_heads=draw(st.sampled_from((1, 2)), label="num_kv_heads"),
         group_size=draw(st.sampled_from(capabilities.allowed("group_sizes", (1, 2))), label="group_size"),
         head_dim=draw(st.sampled_from(capabilities.allowed("head_dims", (16,))), label="head_dim"),
@@ -181,7 +181,7 @@ def fixed_lives(capabilities: Capabilities) -> list[LifeCase]:
     """What every effort tries of a block manager: prompts whose tokens are alike in 16 and in 32 bits, and branches that grow apart."""
     size = capabilities.allowed("block_sizes", (1, *BLOCK_SIZES))[0]
     pool = Pool(
-        capabilities.dtypes[0], size, MOST_BLOCKS, group_size=capabilities.allowed("group_sizes", (1, 2))[0],
+        capabilities.dtypes[0], size, MOST_BLOCKS + capabilities.reserved_blocks, group_size=capabilities.allowed("group_sizes", (1, 2))[0],
         head_dim=capabilities.allowed("head_dims", (16,))[0], longest=capabilities.max_context or NO_LIMIT,
     )  # fmt: skip
     whole = Prefill((ALL,))

@@ -243,8 +243,8 @@ class BatchChecks:
             lambda slots: likely_of_slots(states, block_size, rows, slots),
         )  # fmt: skip
 
-    def computed_slots(self, case: SequencesCase) -> None:
-        """compute_slot_mapping, from tensors with spare columns."""
+    def computed_slots(self, case: SequencesCase, layout: str = "plain") -> None:
+        """compute_slot_mapping, from tensors with spare columns; layout: how the integers of all three lie, a stride may be refused."""
         states = case.states()
         rows = rows_of(states)
         width = max(len(state.block_table) for state in states) + case.block_size % 3
@@ -254,10 +254,11 @@ class BatchChecks:
         positions = torch.tensor([position for _, position in rows], dtype=torch.int64, device=self.device)
         sums = torch.tensor(prefix_sums([state.num_scheduled_tokens for state in states]), dtype=torch.int32, device=self.device)
         buffers = Buffers(self.device)
+        plain = layout == "plain"
         handed = (
-            buffers.put("positions", positions),
-            buffers.put("cu_seqlens_q", sums),
-            buffers.put_table("block_tables", tables, extra_columns=case.block_size % 4),
+            buffers.put("positions", positions, layout, gap=0),
+            buffers.put("cu_seqlens_q", sums, layout, gap=0),
+            buffers.put_table("block_tables", tables, case.block_size % 4) if plain else buffers.put("block_tables", tables, layout, gap=0),
         )
         buffers.freeze()
         got = self.judge.call("compute_slot_mapping", *handed, case.block_size)

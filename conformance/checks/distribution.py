@@ -9,8 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import numpy as np
-from scipy import stats
-from scipy.special import softmax
+from scipy.special import bdtr, bdtrc, chdtrc, softmax  # scipy.stats takes longer to import than most tests to judge
 
 STAGE_ONE = 1e-3
 STAGE_TWO = 1e-6
@@ -45,12 +44,21 @@ def pearson(counts: np.ndarray, probabilities: np.ndarray, by_rank: bool = False
         return 1.0
     if len(pooled) == 2:  # one count: no need for a distribution that it nearly has
         return of_count(float(pooled[0]), float(total), pooled_expected[0] / total)
-    return float(stats.chi2.sf(((pooled - pooled_expected) ** 2 / pooled_expected).sum(), len(pooled) - 1))
+    return float(chdtrc(len(pooled) - 1, ((pooled - pooled_expected) ** 2 / pooled_expected).sum()))
 
 
 def of_count(count: float, draws: float, probability: float) -> float:
     """Two-sided p-value of a binomial count, exact: too large rather than too small."""
-    return float(min(1.0, 2 * min(stats.binom.cdf(count, draws, probability), stats.binom.sf(count - 1, draws, probability))))
+    return min(1.0, 2 * min(at_most(count, draws, probability), at_least(count, draws, probability)))
+
+
+def at_most(count: float, draws: float, probability: float) -> float:
+    """Probability of a binomial number of at most `count`."""
+    return float(bdtr(count, int(draws), probability))
+
+
+def at_least(count: float, draws: float, probability: float) -> float:
+    return float(bdtrc(count - 1, int(draws), probability))
 
 
 def cells(expected: np.ndarray, by_rank: bool = False) -> np.ndarray:
@@ -86,7 +94,7 @@ def independence(left: np.ndarray, right: np.ndarray, categories: int) -> float:
         table = table if axis == 0 else table.T
     expected = table.sum(axis=1, keepdims=True) * table.sum(axis=0, keepdims=True) / total
     freedom = (table.shape[0] - 1) * (table.shape[1] - 1)
-    return float(stats.chi2.sf(((table - expected) ** 2 / expected).sum(), freedom)) if freedom > 0 else 1.0
+    return float(chdtrc(freedom, ((table - expected) ** 2 / expected).sum())) if freedom > 0 else 1.0
 
 
 def fitted_temperature(counts: np.ndarray, logits: np.ndarray) -> float:

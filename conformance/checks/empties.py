@@ -24,11 +24,11 @@ def check_empty_batch(judge: Judge, case: AttentionCase) -> None:
 
 
 def check_unchanged(judge: Judge, case: AttentionCase, later: AttentionCase) -> None:
-    """Inputs are compared by every call; here an earlier result is held against a later call of another shape, and of the same."""
+    """Inputs are compared by every call; here an earlier result is held against a later call of another shape, and two of the same."""
     numbers = random_numbers(case, query_scale=1.0)
     call = attend(judge, case, numbers)
     before = bits(call.result.contiguous()).clone()
-    for other in (later, case):
+    for other in (later, case, case):  # two: there may be two buffers of a shape
         attend(judge, other, random_numbers(other, query_scale=4.0))
         if not torch.equal(bits(call.result.contiguous()), before):
             raise Broken(

@@ -52,6 +52,7 @@ def life_machine(judge_of_a_life: Callable[[], Judge], long: int = 50) -> Machin
             except Broken as broken:
                 if not self.failing:
                     type(self).deadline = time.monotonic() + SHRINKING_SECONDS
+                broken.finding.drawn = True
                 broken.finding.case = LifeCase(self.program[0], tuple(self.program[1:]))
                 self.failing[key] = broken
                 raise

@@ -24,7 +24,8 @@ class Managed:
 
     def __init__(self, judge: Judge, num_blocks: int, block_size: int, order_seed: int) -> None:
         self.num_blocks, self.block_size = num_blocks, block_size
-        self.calls: list[tuple[str, tuple[Any, ...]]] = []
+        self.reserved = judge.capabilities.reserved_blocks
+        self.calls: list[tuple[str, tuple[Any, ...], str]] = []  # method, arguments, what was answered
         self.tables: dict[int, list[int]] = {}  # of the sequences that are there, as they were last told
         self.num_computed: dict[int, int] = {}
         self.num_tokens: dict[int, int] = {}
@@ -40,13 +41,15 @@ class Managed:
             self.manager = reference.BlockManager(num_blocks, block_size, order=order)
 
     def ask(self, method: str, *args: Any) -> Any:
-        self.calls.append((method, args))
         try:
-            return getattr(self.manager, method)(*args)
+            answer = getattr(self.manager, method)(*args)
         except REFUSALS as error:
             raise Refused(one_line(error)) from error
         except Exception as error:  # whatever an implementation raises is a finding about it
+            self.calls.append((method, args, f"raised {type(error).__name__}"))
             raise self.broken(TABLES, (f"{method}{args}", f"raised {one_line(error)}"), ("at", innermost_line(error))) from error
+        self.calls.append((method, args, repr(answer)))
+        return answer
 
     def admit(self, sequence: int, tokens: list[int]) -> int:
         """The number of cached tokens, at least one fewer than there are; their contents are the caller's to hold against."""
@@ -76,11 +79,12 @@ class Managed:
         table = self.told_table(sequence)
         if answer is None:
             used = {block for held in self.tables.values() for block in held}
-            free = self.num_blocks - len(used)
+            free = self.num_blocks - self.reserved - len(used)
             wanted = len(shared) + max(0, needed - len(before))
             if wanted <= free:
+                told = f"asks for {wanted} blocks and is turned down, {free} of {self.num_blocks} are in no table"
                 raise self.broken(
-                    POOL, (f"sequence {sequence}", f"asks for {wanted} blocks and is turned down, {free} of {self.num_blocks} are in no table"),
+                    POOL, (f"sequence {sequence}", told + (f", and {self.reserved} more are reserved" if self.reserved else "")),
                     likely="blocks that were freed do not come back to the pool",
                 )  # fmt: skip
             if table != before:
@@ -156,16 +160,32 @@ class Managed:
         return [(i, table.index(block)) for i, table in self.tables.items() if i != besides and block in table]
 
     def broken(self, clause: str, *facts: tuple[str, str], likely: str = "") -> Broken:
-        """A finding with a script that asks the same again: its last answer is the wrong one."""
+        """A finding with a script that asks the same again: the last of its answers are the wrong ones."""
         broken = Broken(*facts, likely=likely, clause=clause)
         broken.finding.script = "\n".join(self.script())
         return broken
 
     def script(self) -> Iterator[str]:
-        """The calls, one a line, and what they answer. It cannot tell right from wrong: the report at its top does."""
-        yield f"manager = load(SPEC).BlockManager({self.num_blocks}, {self.block_size})"
-        for method, args in self.calls:
-            told = ", ".join(map(repr, args))
-            yield f"print({f'{method}({told})'!r}, '->', manager.{method}({told}))"
-        yield "print('compare the last answers with the report at the top of this script')"
+        """The calls, one a line, with the answers that the report is about: the same again are wrong, of others it cannot tell."""
+        yield from (
+            f"manager = load(SPEC).BlockManager({self.num_blocks}, {self.block_size})",
+            "same = []",
+            "",
+            "",
+            "def ask(reported, method, *args):",
+            "    try:",
+            "        answer = repr(getattr(manager, method)(*args))",
+            "    except Exception as error:",
+            "        answer = f'raised {type(error).__name__}'",
+            "    same.append(answer == reported)",
+            "    print(f\"{method}{args} -> {answer}{'' if same[-1] else f'   reported: {reported}'}\")",
+            "",
+            "",
+        )
+        for method, args, answer in self.calls:
+            yield f"ask({', '.join(map(repr, (answer, method, *args)))})"
+        yield "if all(same):"
+        yield "    print('wrong: every answer is as it was reported, and the report at the top of this script says which is wrong')"
+        yield "    sys.exit(1)"
+        yield "print('some answers are not those of the report: whether they are right this script cannot tell, the suite can')"
         yield "sys.exit(2)"

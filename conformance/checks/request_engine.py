@@ -139,7 +139,7 @@ class RequestEngine(ABC):
     def of_request(self, number: int, request: Request) -> Running:
         """A prompt token is named by its block's hash id, which names everything before it too; generated tokens are the request's own."""
         size, per_hash = self.engine.block_size, self.tokens_per_hash
-        longest = self.engine.num_blocks * size
+        longest = (self.engine.num_blocks - self.judge.capabilities.reserved_blocks) * size
         longest = min(longest, self.judge.capabilities.max_context or longest)
         num_prompt = max(1, min(request.num_tokens, longest - 1))
         prompt = (torch.tensor(request.hash_ids)[:, None] * per_hash + torch.arange(per_hash)).flatten()[:num_prompt]

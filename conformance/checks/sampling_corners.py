@@ -27,7 +27,8 @@ class CornerChecks(SamplingChecks):
         """For every row, or for those of the mask `rows`. A wrong winner is the finding of `clause`, or of the judge's own."""
         if not len(tokens):
             return
-        good = may_win(logits, temperatures, noise)[torch.arange(len(tokens)), tokens]
+        winners = may_win(logits, temperatures, noise)
+        good = winners[torch.arange(len(tokens)), tokens]
         wrong = (~good if rows is None else ~good & rows).nonzero().flatten().tolist()
         if not wrong:
             return
@@ -43,8 +44,10 @@ class CornerChecks(SamplingChecks):
             self.judge.note_beside(clause, f"{facts[0][1]} was drawn with given noise, {facts[1][1]} must win")
             return
         asked = torch.ones(len(tokens), dtype=torch.bool) if rows is None else rows
+        told = asked & (winners.sum(dim=1) == 1)  # a replay can compare where one token alone may win
+        call = self.judge.last_call(winners.int().argmax(dim=1), torch.where(told, 0.0, math.inf)) if bool((told & ~good).any()) else None
         off_by_one = all(abs(int(tokens[r]) - best(logits[r], float(temperatures[r]), noise[r])[0]) == 1 for r in wrong)
-        raise Broken(*facts, likely=likely_of_race(logits[asked], noise[asked], tokens[asked], ~good[asked], off_by_one))
+        raise Broken(*facts, likely=likely_of_race(logits[asked], noise[asked], tokens[asked], ~good[asked], off_by_one), call=call)
 
     def corner(self, case: CornerRows) -> None:
         """Only allowed tokens are drawn, with fresh noise and with given noise that tempts to the forbidden ones."""

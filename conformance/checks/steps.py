@@ -178,7 +178,10 @@ class Pipeline:
 
 
 def rows_to_judge(start: int, count: int, block_size: int) -> list[int]:
-    """Which of a chunk's rows are held against dense attention: all, or of a long chunk both ends, what is near a block's, and one in 13."""
+    """Which of a chunk's rows are held against dense attention: all, or of a long chunk both ends, what is near a block's, and one in 13.
+
+    A single wrong row amid a large page may so be missed in a life: PRE-1 looks at every row of such a page, every time.
+    """
     if count <= MOST_ROWS:
         return list(range(count))
     near = (min((start + t) % block_size, -(start + t) % block_size) for t in range(count))

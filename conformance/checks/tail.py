@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import math
 
-from scipy import stats
+from scipy.special import betaincinv
 
 from conformance.cases.laws import Tail
+from conformance.checks.distribution import at_least, at_most
 from conformance.checks.sampling import SamplingChecks
 from conformance.findings import Broken
 
@@ -57,14 +58,14 @@ class TailChecks(SamplingChecks):
 
 def of_tail(drawn: int, draws: int, probability: float) -> float:
     """Two-sided p-value of `drawn` tail tokens: fewer than KEPT of the tail's mass gives, or more than all of it."""
-    few = float(stats.binom.cdf(drawn, draws, KEPT * probability))
-    many = float(stats.binom.sf(drawn - 1, draws, probability))
+    few = at_most(drawn, draws, KEPT * probability)
+    many = at_least(drawn, draws, probability)
     return min(1.0, 2 * min(few, many))
 
 
 def share_kept(drawn: int, draws: int, probability: float) -> str:
     """In words, with its interval (Clopper-Pearson)."""
-    low = stats.beta.ppf((1 - SURE) / 2, drawn, draws - drawn + 1) if drawn else 0.0
-    high = stats.beta.ppf((1 + SURE) / 2, drawn + 1, draws - drawn)
+    low = betaincinv(drawn, draws - drawn + 1, (1 - SURE) / 2) if drawn else 0.0
+    high = betaincinv(drawn + 1, draws - drawn, (1 + SURE) / 2)
     share, low, high = (100 * value / probability for value in (drawn / draws, low, high))
     return f"{share:.3g} % ({low:.3g} to {high:.3g} %)"
