@@ -153,9 +153,10 @@ def decode_attention(
     group_size = num_heads // num_kv_heads
     tile = decode_tile(group_size, longest, head_dim, q.dtype)
     num_rows = num_seqs * num_kv_heads * ceil_div(group_size, tile.block_m)
-    if num_splits is None and num_seqs > MOST_SHARED:
+    tiles_a_row = ceil_div(longest, tile.block_n)
+    if num_splits is None and (tiles_a_row == 1 or num_seqs > MOST_SHARED):
         num_splits = 1
-    num_programs = decode_programs(num_rows * ceil_div(longest, tile.block_n), head_dim, q.device) if num_splits is None else num_rows * num_splits
+    num_programs = decode_programs(num_rows * tiles_a_row, head_dim, q.device) if num_splits is None else num_rows * num_splits
     whole = num_splits == 1 or num_programs == 1  # every row is some program's alone
     if whole:
         partial = partial_max = partial_sum = out  # neither written nor read

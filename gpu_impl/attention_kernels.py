@@ -193,8 +193,9 @@ def decode_kernel(
     group_tiles = (group_size + BLOCK_M - 1) // BLOCK_M
     rows_per_seq = num_kv_heads * group_tiles
     if NUM_SPLITS > 0:
-        seq = program // NUM_SPLITS // rows_per_seq
-        row_tiles = tl.maximum((tl.load(context_lens + seq * stride_c).to(tl.int32) + BLOCK_N - 1) // BLOCK_N, 1)
+        seq, row = program // NUM_SPLITS // rows_per_seq, program // NUM_SPLITS % rows_per_seq
+        key_len = tl.load(context_lens + seq * stride_c).to(tl.int32)
+        row_tiles = tl.maximum((key_len + BLOCK_N - 1) // BLOCK_N, 1)
         tiles_per_split = (row_tiles + NUM_SPLITS - 1) // NUM_SPLITS
         unit = program % NUM_SPLITS * tiles_per_split
         last_unit = tl.minimum(row_tiles, unit + tiles_per_split)
@@ -204,8 +205,7 @@ def decode_kernel(
     dim = tl.arange(0, BLOCK_D)
     while unit < last_unit:
         if NUM_SPLITS > 0:
-            row, tile = program // NUM_SPLITS % rows_per_seq, unit
-            key_len = tl.load(context_lens + seq * stride_c).to(tl.int32)
+            tile = unit
         else:
             seq = tl.sum((ends <= unit).to(tl.int32), 0)
             key_len = tl.sum(tl.where(tl.arange(0, BLOCK_B) == seq, lens, 0), 0)
