@@ -3,7 +3,7 @@
 Both walk the block table in the kernel and read no length on the host. A decode step's tiles of keys, of all its sequences, are shared out
 evenly among a fixed number of programs, as Stream-K does with products. Papers: FlashAttention-2 (arXiv 2307.08691), Flash-Decoding
 (crfm.stanford.edu/2023/10/12/flashdecoding.html), PagedAttention (arXiv 2309.06180), Stream-K (arXiv 2301.03598). The kernels are in
-`gpu_impl.attention_kernels`, and for prefill on Hopper in `gpu_impl.prefill_hopper`.
+`gpu_impl.attention_kernels`, `gpu_impl.decode_kernels` and, for prefill on Hopper, `gpu_impl.prefill_hopper`.
 """
 
 from __future__ import annotations
@@ -12,28 +12,20 @@ import functools
 import importlib
 import math
 from types import ModuleType
-from typing import NamedTuple
 
 import torch
 import triton
 
-from gpu_impl.attention_kernels import combine_kernel, decode_kernel, prefill_kernel
-from gpu_impl.launch import INTERPRET, ceil_div, launches_early, num_multiprocessors, on_device_of, power_of_two, require, require_one_device
+from gpu_impl.attention_kernels import prefill_kernel
+from gpu_impl.attention_tiles import decode_programs, decode_tile, kind_of_pages, packs_group, prefill_tile
+from gpu_impl.decode_kernels import combine_kernel, decode_kernel
+from gpu_impl.launch import INTERPRET, ceil_div, launches_early, on_device_of, power_of_two, require, require_one_device
 
 GLUON_OF_TRITON = "3.6."
 LEAST_SHARED, MOST_SHARED = 64, 1024  # sequences: few sizes are compiled, and in larger batches each row is a program's alone
 COMBINED_AT_ONCE = 64  # parts of a row
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 HEAD_DIMS = range(1, 257)
-
-
-class Tile(NamedTuple):
-    """How a kernel is cut: rows and keys of a program's tile, warps of a program, loads in flight."""
-
-    block_m: int
-    block_n: int
-    num_warps: int
-    num_stages: int
 
 
 def prefill_attention(
@@ -133,8 +125,8 @@ def decode_attention(
 
     q: (B, Hq, D); k_cache, v_cache: (N, S, Hk, D); context_lens: (B,); block_tables: (B, M), spare columns and blocks are never read. Any
     strides. A row of context 0 is 0. The launch depends on shapes alone, so that a CUDA graph may replay it with other lengths. num_splits:
-    into how many parts a row's keys are cut; None leaves it to the shapes, a number of its own (at least 1) makes a row's bits the same in
-    every batch, and a head's the same beside any others. Raises ValueError for shapes, dtypes and devices that do not fit,
+    into how many parts a row's keys are cut; None shares out the whole batch's keys evenly, a number (at least 1) makes a row's bits the same
+    in every batch, and a head's the same beside any others. Raises ValueError for shapes, dtypes and devices that do not fit,
     NotImplementedError for a dtype or head dimension outside CAPABILITIES.
     """
     require(q.dim() == 3, f"q has shape {tuple(q.shape)}, it must be (B, Hq, D)")
@@ -230,49 +222,6 @@ def hopper_module(device: torch.device) -> ModuleType | None:
     if device.type != "cuda" or torch.cuda.get_device_capability(device) != (9, 0) or not triton.__version__.startswith(GLUON_OF_TRITON):
         return None
     return importlib.import_module("gpu_impl.prefill_hopper")
-
-
-def packs_group(max_seqlen_q: int, group_size: int) -> bool:
-    """A short chunk packs the query heads of a group into one tile, so that their keys are read once."""
-    return INTERPRET or max_seqlen_q * group_size <= 64
-
-
-def prefill_tile(rows: int, max_seqlen_k: int, head_dim: int, dtype: torch.dtype) -> Tile:
-    if INTERPRET:
-        return Tile(min(power_of_two(rows), 256), min(power_of_two(max(max_seqlen_k, 1)), 512), 4, 1)
-    if dtype == torch.float32:  # IEEE products run on the plain cores out of registers, which large tiles would spill
-        return Tile(16 if rows <= 16 or head_dim > 64 else 32, 32, 4 if head_dim <= 64 else 8, 1)
-    block_m = 16 if rows <= 16 else 64 if rows <= 64 else 128
-    if head_dim > 128:
-        return Tile(block_m, 64, 8 if block_m == 128 else 4, 2)
-    if head_dim > 64:
-        return Tile(block_m, 128 if block_m == 128 else 64, 8 if block_m == 128 else 4, 2)
-    return Tile(block_m, 128 if block_m == 128 else 64, 8 if block_m == 128 else 4, 3)
-
-
-def decode_tile(group_size: int, longest: int, head_dim: int, dtype: torch.dtype) -> Tile:
-    if INTERPRET:
-        return Tile(power_of_two(group_size), min(power_of_two(longest), 1024), 4, 1)
-    if dtype == torch.float32:
-        return Tile(16, 32, 4 if head_dim <= 64 else 8, 1)
-    block_m = min(max(16, power_of_two(group_size)), 64)
-    if head_dim <= 64:
-        return Tile(block_m, 128, 4, 4)
-    return Tile(block_m, 64 if head_dim <= 128 else 32, 4, 5)
-
-
-def decode_programs(num_units: int, head_dim: int, device: torch.device) -> int:
-    """How many programs share a batch: as many as keep the memory busy, from shapes alone, and no more than there may be tiles of keys."""
-    if INTERPRET:
-        return min(num_units, 7)
-    return min(num_units, (3 if head_dim <= 64 else 2) * num_multiprocessors(device))
-
-
-def kind_of_pages(block_size: int, block_n: int) -> str:
-    """How a kernel finds a position's block: see PAGES in `gpu_impl.attention_kernels`."""
-    if block_size & (block_size - 1):
-        return "any"
-    return "shift" if block_size % block_n else "tiles"
 
 
 def require_heads(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scale: float) -> None:

@@ -5,6 +5,7 @@ import torch
 
 import reference
 from gpu_impl import attention
+from gpu_impl.attention_tiles import Tile
 from gpu_impl.launch import INTERPRET
 
 DEVICE = torch.device("cpu" if INTERPRET else "cuda")
@@ -30,7 +31,7 @@ LENGTHS = [[1], [3, 0, 70, 5], [64] * 5, [129, 1, 127], [33, 95, 2, 0, 160]]
 def test_any_number_of_programs_gives_the_same(lengths, num_programs, monkeypatch):
     """More of them than there are tiles too: what those left in memory is not joined."""
     monkeypatch.setattr(attention, "decode_programs", lambda num_units, *_: min(num_units, num_programs))
-    monkeypatch.setattr(attention, "decode_tile", lambda *_: attention.Tile(16, 32, 4, 1))
+    monkeypatch.setattr(attention, "decode_tile", lambda *_: Tile(16, 32, 4, 1))
     tensors, arguments, expected = decode_batch(lengths)
     torch.testing.assert_close(attention.decode_attention(*tensors, **arguments).cpu(), expected, atol=1e-5, rtol=1e-5)
 
@@ -38,7 +39,7 @@ def test_any_number_of_programs_gives_the_same(lengths, num_programs, monkeypatc
 @pytest.mark.parametrize("lengths", LENGTHS)
 @pytest.mark.parametrize("num_splits", [1, 3])
 def test_a_number_of_splits_gives_the_same(lengths, num_splits, monkeypatch):
-    monkeypatch.setattr(attention, "decode_tile", lambda *_: attention.Tile(16, 32, 4, 1))
+    monkeypatch.setattr(attention, "decode_tile", lambda *_: Tile(16, 32, 4, 1))
     tensors, arguments, expected = decode_batch(lengths)
     out = attention.decode_attention(*tensors, **arguments, num_splits=num_splits)
     torch.testing.assert_close(out.cpu(), expected, atol=1e-5, rtol=1e-5)
