@@ -6,9 +6,10 @@ import torch
 import triton
 import triton.language as tl
 
-from gpu_impl.launch import INTERPRET, ceil_div, on_device_of, power_of_two, require, require_one_device
+from gpu_impl.launch import INTERPRET, ceil_div, launches_early, on_device_of, power_of_two, require, require_one_device
 
 # floats are copied as integers of their width, so that no conversion can touch a NaN payload, a -0.0 or a subnormal
+ROWS, WARPS, EARLY, FIRST = 4, 4, False, ""
 BITS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
@@ -45,8 +46,10 @@ def store_kvcache(
         return
     bits = BITS[key.element_size()]
     flat_rows = all(t.stride(-1) == 1 and (num_kv_heads == 1 or t.stride(-2) == head_dim) for t in (key, value, k_cache, v_cache))
+    flat_slots = all(cache.stride(0) == cache.shape[1] * cache.stride(1) for cache in (k_cache, v_cache))
     block_width = min(power_of_two(width), 2048)
-    rows = min(power_of_two(num_tokens), max(1, 2**17 // block_width)) if INTERPRET else (4 if num_tokens >= 4096 else 1)
+    rows = min(power_of_two(num_tokens), max(1, 2**17 // block_width)) if INTERPRET else (ROWS if num_tokens >= 4096 else 1)
+    early = {"launch_pdl": True} if EARLY and launches_early(key.device) else {}
     with on_device_of(key):
         _store_kernel[(ceil_div(num_tokens, rows), ceil_div(width, block_width))](
             key.view(bits),
@@ -64,9 +67,13 @@ def store_kvcache(
             *k_cache.stride(),
             *v_cache.stride(),
             FLAT_ROWS=flat_rows,
+            FLAT_SLOTS=flat_slots,
             ROWS=rows,
             BLOCK_WIDTH=block_width,
-            num_warps=4,
+            EARLY=bool(early),
+            FIRST=FIRST,
+            num_warps=WARPS,
+            **early,
         )
 
 
@@ -76,25 +83,32 @@ def _store_kernel(
     num_tokens, width, head_dim, block_size, stride_slots,
     stride_kt, stride_kh, stride_kd, stride_vt, stride_vh, stride_vd,
     stride_kcn, stride_kcs, stride_kch, stride_kcd, stride_vcn, stride_vcs, stride_vch, stride_vcd,
-    FLAT_ROWS: tl.constexpr, ROWS: tl.constexpr, BLOCK_WIDTH: tl.constexpr,
+    FLAT_ROWS: tl.constexpr, FLAT_SLOTS: tl.constexpr, ROWS: tl.constexpr, BLOCK_WIDTH: tl.constexpr, EARLY: tl.constexpr, FIRST: tl.constexpr,
 ):  # fmt: skip
+    if EARLY:
+        tl.extra.cuda.gdc_launch_dependents()
+        tl.extra.cuda.gdc_wait()
     row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
     slot = tl.load(slot_mapping + row * stride_slots, mask=row < num_tokens, other=-1).to(tl.int64)
     element = tl.program_id(1) * BLOCK_WIDTH + tl.arange(0, BLOCK_WIDTH)
+    read = (row < num_tokens)[:, None] & (element < width)[None, :]  # skipped rows too: so this does not wait for the slots
     written = (slot >= 0)[:, None] & (element < width)[None, :]
     # a negative slot's block and offset are never used, but // and % of negatives differ between compiler and interpreter
     slot = tl.maximum(slot, 0)
-    block, offset = slot // block_size, slot % block_size
     k_row, v_row = key + row * stride_kt, value + row * stride_vt
-    k_slot, v_slot = k_cache + (block * stride_kcn + offset * stride_kcs), v_cache + (block * stride_vcn + offset * stride_vcs)
+    if FLAT_SLOTS:
+        k_slot, v_slot = k_cache + slot * stride_kcs, v_cache + slot * stride_vcs
+    else:
+        block, offset = slot // block_size, slot % block_size
+        k_slot, v_slot = k_cache + (block * stride_kcn + offset * stride_kcs), v_cache + (block * stride_vcn + offset * stride_vcs)
     if FLAT_ROWS:
-        k = tl.load(k_row[:, None] + element[None, :], mask=written, other=0)
-        v = tl.load(v_row[:, None] + element[None, :], mask=written, other=0)
+        k = tl.load(k_row[:, None] + element[None, :], mask=read, other=0, eviction_policy=FIRST)
+        v = tl.load(v_row[:, None] + element[None, :], mask=read, other=0, eviction_policy=FIRST)
         tl.store(k_slot[:, None] + element[None, :], k, mask=written)
         tl.store(v_slot[:, None] + element[None, :], v, mask=written)
     else:
         head, dim = (element // head_dim).to(tl.int64), (element % head_dim).to(tl.int64)
-        k = tl.load(k_row[:, None] + (head * stride_kh + dim * stride_kd)[None, :], mask=written, other=0)
-        v = tl.load(v_row[:, None] + (head * stride_vh + dim * stride_vd)[None, :], mask=written, other=0)
+        k = tl.load(k_row[:, None] + (head * stride_kh + dim * stride_kd)[None, :], mask=read, other=0)
+        v = tl.load(v_row[:, None] + (head * stride_vh + dim * stride_vd)[None, :], mask=read, other=0)
         tl.store(k_slot[:, None] + (head * stride_kch + dim * stride_kcd)[None, :], k, mask=written)
         tl.store(v_slot[:, None] + (head * stride_vch + dim * stride_vcd)[None, :], v, mask=written)

@@ -1,0 +1,357 @@
+"""Prefill on Hopper, in Gluon: two warps load tiles of keys and of values by TMA, page by page, two warpgroups of 64 query rows attend to them.
+
+While a warpgroup's tensor core multiplies one tile's weights with its values, its threads take the softmax of the next tile's scores
+(FlashAttention-3, arXiv 2407.08608). A head of 128 lies in shared memory as two halves of 64, the width of a swizzled row, so that a page of
+16 tokens is a box of its own. Tiles come from the last to the first: only the first of them are masked. Programs stay, and take one item of
+`gpu_impl.prefill_items` after the other, the next one's queries on their way while the last tile of this one is multiplied.
+"""
+
+from __future__ import annotations
+
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia.hopper import (
+    async_copy,
+    fence_async_shared,
+    mbarrier,
+    tma,
+    warpgroup_mma,
+    warpgroup_mma_wait,
+)
+
+SLOTS = gl.constexpr(4)  # items that are told and not yet left
+TILES, KV_HEAD, SEQ, KEY_START, KEY_LEN, FIRST_TOKEN, FIRST_ROW, ROWS_LEFT, VISIBLE = [gl.constexpr(i) for i in range(9)]
+FIELDS = gl.constexpr(9)  # of an item
+SEARCHED = gl.constexpr(128)  # sequences at once
+
+
+@gluon.jit
+def hand_out(plan, lengths, ring, STAGES: gl.constexpr, BLOCK_N: gl.constexpr):
+    """A warp that tells the others which item is next: the program's own number first, then whatever no program has taken.
+
+    It asks when the tiles of the item before are on their way, so that no program takes more than it can begin soon.
+    """
+    num_seqs, group_size, cu_seqlens_q, cu_seqlens_k, stride_cq, stride_ck = lengths
+    item_smem, item_full, item_empty, wanted = ring
+    ONE: gl.constexpr = gl.BlockedLayout([1], [32], [1], [0])
+    SEARCH: gl.constexpr = gl.BlockedLayout([4], [32], [1], [0])
+    num_items = gl.load(plan + 1 + num_seqs)
+    item, told, more = gl.program_id(0), 0, 1
+    while more > 0:
+        more = (item < num_items).to(gl.int32)
+        place = gl.to_tensor(-1)
+        for start in range(0, num_seqs, SEARCHED):
+            at = start + gl.arange(0, SEARCHED, SEARCH)
+            place += gl.sum((gl.load(plan + 1 + at, mask=at < num_seqs, other=2147483647) <= item).to(gl.int32), 0)
+        number, seq = item - gl.load(plan + 1 + place), gl.load(plan + 2 + num_seqs + place)
+        query_start = gl.load(cu_seqlens_q + seq * stride_cq).to(gl.int32)
+        query_len = gl.load(cu_seqlens_q + (seq + 1) * stride_cq).to(gl.int32) - query_start
+        key_start = gl.load(cu_seqlens_k + seq * stride_ck).to(gl.int32)
+        key_len = gl.load(cu_seqlens_k + (seq + 1) * stride_ck).to(gl.int32) - key_start
+        # rows are a sequence's queries by token, and for each the query heads of the group, which share their keys; the last first, because
+        # they have the most keys, and a kv head's one after the other, so that all programs but one find its keys in the L2 cache
+        items_a_head = gl.maximum((query_len * group_size + 127) // 128, 1)
+        first_row = (items_a_head - 1 - number % items_a_head) * 128
+        seen = key_len - query_len + gl.minimum(query_len, (first_row + 127) // group_size + 1)
+        token = first_row // group_size
+        fields = (
+            (gl.maximum(seen, 1) + BLOCK_N - 1) // BLOCK_N * more, number // items_a_head, seq, key_start, key_len,
+            query_start + token, first_row - token * group_size, query_len * group_size - first_row, key_len - query_len + token,
+        )  # fmt: skip
+        mbarrier.wait(item_empty.index(told % SLOTS), (told // SLOTS + 1) & 1)
+        for i in gl.static_range(FIELDS):
+            item_smem.index(told % SLOTS * FIELDS + i).store(gl.full([1], fields[i], gl.int32, ONE))
+        gl.thread_barrier()
+        mbarrier.arrive(item_full.index(told % SLOTS))
+        mbarrier.wait(wanted.index(0), told & 1, pred=more > 0)
+        told += 1
+        item = gl.num_programs(0) + gl.atomic_add(plan, 1, sem="relaxed")
+
+
+@gluon.jit
+def field(ring, number, FIELD: gl.constexpr, LAYOUT: gl.constexpr):
+    item_smem, _item_full, _item_empty, _wanted = ring
+    return gl.sum(item_smem.index(number % SLOTS * FIELDS + FIELD).load(LAYOUT), 0)
+
+
+@gluon.jit
+def wait_for_item(ring, number, LAYOUT: gl.constexpr):
+    """How many tiles of keys the program's item number `number` has: 0 past the last."""
+    _item_smem, item_full, _item_empty, _wanted = ring
+    mbarrier.wait(item_full.index(number % SLOTS), number // SLOTS & 1)
+    return field(ring, number, TILES, LAYOUT)
+
+
+@gluon.jit
+def leave_item(ring, number):
+    _item_smem, _item_full, item_empty, _wanted = ring
+    gl.thread_barrier()
+    mbarrier.arrive(item_empty.index(number % SLOTS))
+
+
+@gluon.jit
+def load_tiles(
+    pages, ring, smem, full, left, LAG: gl.constexpr, PAGED: gl.constexpr, BOX: gl.constexpr, BLOCK_N: gl.constexpr,
+    HALVES: gl.constexpr, STAGES: gl.constexpr,
+):  # fmt: skip
+    """A loading warp: of each item the tiles of keys, or (LAG: they are used a tile later) of values, from the last to the first."""
+    desc, block_tables, stride_tb, stride_tm, block_size, block_shift = pages
+    _item_smem, _item_full, _item_empty, wanted = ring
+    BOXES: gl.constexpr = BLOCK_N // BOX
+    ONE: gl.constexpr = gl.BlockedLayout([1], [32], [1], [0])
+    places = smem._reinterpret(smem.dtype, [STAGES * HALVES * BOXES, BOX, 64], smem.layout)
+    number, loaded = 0, 0
+    num_tiles = wait_for_item(ring, 0, ONE)
+    while num_tiles > 0:
+        kv_head, seq = field(ring, number, KV_HEAD, ONE), field(ring, number, SEQ, ONE)
+        key_start, key_len = field(ring, number, KEY_START, ONE), field(ring, number, KEY_LEN, ONE)
+        leave_item(ring, number)
+        if LAG == 0:
+            mbarrier.arrive(wanted.index(0), pred=num_tiles <= STAGES)
+        table = block_tables + seq.to(gl.int64) * stride_tb
+        for i in range(num_tiles):
+            tile, before = loaded + i, loaded + i - STAGES + LAG
+            first = (num_tiles - 1 - i) * BLOCK_N
+            rows = ()
+            for b in gl.static_range(BOXES):
+                if PAGED:  # a page past the sequence comes from outside the cache, as zeros
+                    position = first + b * BOX
+                    block = gl.load(table + (position >> block_shift) * stride_tm, mask=position < key_len, other=-1).to(gl.int32)
+                    rows = rows + ((block << block_shift) + (position & (block_size - 1)),)
+                else:
+                    rows = rows + (key_start + first,)
+            mbarrier.wait(left.index(gl.maximum(before, 0) % STAGES), gl.maximum(before, 0) // STAGES & 1, pred=tile >= STAGES)
+            mbarrier.expect(full.index(tile % STAGES), BLOCK_N * HALVES * 128)
+            for b in gl.static_range(BOXES):
+                for h in gl.static_range(HALVES):
+                    place = places.index((tile % STAGES * HALVES + h) * BOXES + b)
+                    tma.async_copy_global_to_shared(desc, [rows[b], (kv_head * HALVES + h) * 64], full.index(tile % STAGES), place)
+        if LAG == 0:
+            mbarrier.arrive(wanted.index(0), pred=num_tiles > STAGES)
+        loaded += num_tiles
+        number += 1
+        num_tiles = wait_for_item(ring, number, ONE)
+
+
+@gluon.jit
+def rows_at(base, first_token, first_row, kv_head, stride_t, stride_h, group, HALF: gl.constexpr, HEAD_DIM: gl.constexpr, LAYOUT: gl.constexpr):
+    """Pointers to the (64, D) rows of one half of an item, and their numbers in the item."""
+    group_size, of_row = group
+    row = HALF * 64 + gl.arange(0, 64, gl.SliceLayout(1, LAYOUT))
+    token = ((first_row + row) * of_row) >> 16
+    head = first_row + row - token * group_size
+    first_at = base + first_token.to(gl.int64) * stride_t + kv_head.to(gl.int64) * (group_size * stride_h)
+    dim = gl.arange(0, HEAD_DIM, gl.SliceLayout(0, LAYOUT))
+    return first_at + ((token * stride_t + head * stride_h)[:, None] + dim[None, :]), row
+
+
+@gluon.jit
+def load_queries(rows, ring, number, HALF: gl.constexpr, HEAD_DIM: gl.constexpr, ONE: gl.constexpr):
+    """Send for the half of an item's queries that this warpgroup attends with; past the last item for nothing."""
+    q, _out, stride_qt, stride_qh, _stride_ot, _stride_oh, _scale_log2, q_smem, group = rows
+    LAYOUT: gl.constexpr = gl.BlockedLayout([1, 8], [256 // HEAD_DIM, HEAD_DIM // 8], [4, 1], [1, 0])
+    num_tiles = wait_for_item(ring, number, ONE)
+    first_token, first_row = field(ring, number, FIRST_TOKEN, ONE), field(ring, number, FIRST_ROW, ONE)
+    rows_left = gl.where(num_tiles > 0, field(ring, number, ROWS_LEFT, ONE), 0)
+    q_at, row = rows_at(q, first_token, first_row, field(ring, number, KV_HEAD, ONE), stride_qt, stride_qh, group, HALF, HEAD_DIM, LAYOUT)
+    async_copy.async_copy_global_to_shared(q_smem.index(HALF), q_at, mask=(row < rows_left)[:, None])
+    async_copy.commit_group()
+    return num_tiles
+
+
+@gluon.jit
+def attend_rows(
+    rows, ring, k_smem, v_smem, k_full, v_full, left, HALF: gl.constexpr, BLOCK_N: gl.constexpr, HEAD_DIM: gl.constexpr, STAGES: gl.constexpr
+):
+    """A warpgroup: of each item one half of the rows, 64, and all the tiles that the item's last row sees."""
+    q, out, _stride_qt, _stride_qh, stride_ot, stride_oh, scale_log2, q_smem, group = rows
+    _group_size, of_row = group
+    DTYPE: gl.constexpr = q.dtype.element_ty
+    S_LAYOUT: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BLOCK_N, 16])
+    O_LAYOUT: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, HEAD_DIM, 16])
+    # a row's four sums, of what each thread of a quad has of it
+    SUMS: gl.constexpr = gl.DistributedLinearLayout([[8, 0]], [[0, 1], [0, 2], [1, 0], [2, 0], [4, 0]], [[16, 0], [32, 0]], [], [64, 4])
+    FLAT: gl.constexpr = gl.BlockedLayout([1, 8], [256 // HEAD_DIM, HEAD_DIM // 8], [4, 1], [1, 0])
+    # 8 bytes a thread, and of the rows that its quad has of the products
+    STORED: gl.constexpr = gl.DistributedLinearLayout(
+        [[0, 1], [0, 2], [0, 16], [0, 32]] + ([[0, 64]] if HEAD_DIM == 128 else []) + [[8, 0]],
+        [[0, 8], [0, 4], [1, 0], [2, 0], [4, 0]], [[16, 0], [32, 0]], [], [64, HEAD_DIM],
+    )  # fmt: skip
+    ONE: gl.constexpr = gl.BlockedLayout([1], [32], [4], [0])
+    number, done = 0, 0
+    num_tiles = load_queries(rows, ring, 0, HALF, HEAD_DIM, ONE)
+    while num_tiles > 0:
+        first_token, first_row = field(ring, number, FIRST_TOKEN, ONE), field(ring, number, FIRST_ROW, ONE)
+        kv_head, key_len = field(ring, number, KV_HEAD, ONE), field(ring, number, KEY_LEN, ONE)
+        rows_left, visible = field(ring, number, ROWS_LEFT, ONE), field(ring, number, VISIBLE, ONE)
+        leave_item(ring, number)
+        number += 1
+        num_masked = num_tiles - gl.maximum(visible + 1, 0) // BLOCK_N
+        row = first_row + HALF * 64 + gl.arange(0, 64, gl.SliceLayout(1, S_LAYOUT))
+        last_visible = visible + ((row * of_row) >> 16)
+        row_max = gl.full([64], float("-inf"), gl.float32, gl.SliceLayout(1, S_LAYOUT))
+        row_sum = gl.full([64, 4], 0.0, gl.float32, SUMS)
+        acc = gl.zeros([64, HEAD_DIM], gl.float32, O_LAYOUT)
+        first, stage, phase = (num_tiles - 1) * BLOCK_N, done % STAGES, done // STAGES & 1
+        async_copy.wait_group(0)
+        fence_async_shared()
+        gl.thread_barrier()
+        mbarrier.wait(k_full.index(stage), phase)
+        s = scores_of(q_smem, k_smem, HALF, stage, BLOCK_N, S_LAYOUT)
+        s = warpgroup_mma_wait(0, deps=[s])
+        p, row_sum, row_max, _decay = weights_of(s, row_max, row_sum, first, last_visible, scale_log2, True, BLOCK_N, S_LAYOUT, SUMS, DTYPE)
+        mbarrier.arrive(left.index(stage))
+        mbarrier.wait(v_full.index(stage), phase)
+        mbarrier.wait(k_full.index((done + 1) % STAGES), (done + 1) // STAGES & 1, pred=num_tiles > 1)
+        if key_len < first + BLOCK_N:  # slots past the sequence may hold NaN, and 0 * NaN is NaN
+            there = first + gl.arange(0, BLOCK_N, gl.SliceLayout(1, FLAT)) < key_len
+            v_smem.index(stage).store(gl.where(there[:, None], v_smem.index(stage).load(FLAT), 0.0))
+            fence_async_shared()
+            gl.thread_barrier()
+        for i in range(1, num_masked):
+            p, acc, row_max, row_sum = next_tile(
+                done + i, i + 1 < num_tiles, p, acc, row_max, row_sum, k_smem, v_smem, k_full, v_full, left, q_smem,
+                (num_tiles - 1 - i) * BLOCK_N, last_visible, scale_log2, True, HALF, BLOCK_N, STAGES, S_LAYOUT, O_LAYOUT, SUMS, DTYPE,
+            )  # fmt: skip
+        for i in range(gl.maximum(num_masked, 1), num_tiles):
+            p, acc, row_max, row_sum = next_tile(
+                done + i, i + 1 < num_tiles, p, acc, row_max, row_sum, k_smem, v_smem, k_full, v_full, left, q_smem,
+                0, last_visible, scale_log2, False, HALF, BLOCK_N, STAGES, S_LAYOUT, O_LAYOUT, SUMS, DTYPE,
+            )  # fmt: skip
+        done += num_tiles
+        acc = weighted_values(p, acc, v_smem, (done - 1) % STAGES, BLOCK_N, O_LAYOUT, DTYPE)
+        num_tiles = load_queries(rows, ring, number, HALF, HEAD_DIM, ONE)
+        total = gl.sum(row_sum, 1)
+        scale = 1.0 / gl.where(total == 0.0, 1.0, total)
+        acc = warpgroup_mma_wait(0, deps=[acc])
+        acc = acc * gl.convert_layout(scale, gl.SliceLayout(1, O_LAYOUT))[:, None]
+        out_at, row = rows_at(out, first_token, first_row, kv_head, stride_ot, stride_oh, group, HALF, HEAD_DIM, STORED)
+        gl.store(out_at, gl.convert_layout(acc.to(DTYPE), STORED), mask=(row < rows_left)[:, None])
+
+
+@gluon.jit
+def next_tile(
+    tile, more, p, acc, row_max, row_sum, k_smem, v_smem, k_full, v_full, left, q_smem, first, last_visible, scale_log2,
+    MASKED: gl.constexpr, HALF: gl.constexpr, BLOCK_N: gl.constexpr, STAGES: gl.constexpr,
+    S_LAYOUT: gl.constexpr, O_LAYOUT: gl.constexpr, SUMS: gl.constexpr, DTYPE: gl.constexpr,
+):  # fmt: skip
+    """The scores and weights of the program's tile number `tile`, whose keys are there, while the tile before is multiplied with its values."""
+    s = scores_of(q_smem, k_smem, HALF, tile % STAGES, BLOCK_N, S_LAYOUT)
+    acc = weighted_values(p, acc, v_smem, (tile - 1) % STAGES, BLOCK_N, O_LAYOUT, DTYPE)
+    s = warpgroup_mma_wait(1, deps=[s])
+    new_p, row_sum, row_max, decay = weights_of(
+        s, row_max, row_sum, first, last_visible, scale_log2, MASKED, BLOCK_N, S_LAYOUT, SUMS, DTYPE
+    )  # fmt: skip
+    # for the next tile; here, since the assembler moves the exponentials after the wait for the products, unless something ends the block
+    mbarrier.wait(v_full.index(tile % STAGES), tile // STAGES & 1)
+    mbarrier.wait(k_full.index((tile + 1) % STAGES), (tile + 1) // STAGES & 1, pred=more)
+    acc = warpgroup_mma_wait(0, deps=[acc])
+    mbarrier.arrive(left.index(tile % STAGES))  # these keys, and the values of the tile before
+    return new_p, acc * gl.convert_layout(decay, gl.SliceLayout(1, O_LAYOUT))[:, None], row_max, row_sum
+
+
+@gluon.jit
+def scores_of(q_smem, k_smem, HALF: gl.constexpr, stage, BLOCK_N: gl.constexpr, S_LAYOUT: gl.constexpr):
+    """(64, BLOCK_N) float32, not waited for: the rows' products with a tile of keys."""
+    s = gl.zeros([64, BLOCK_N], gl.float32, S_LAYOUT)
+    return warpgroup_mma(q_smem.index(HALF), k_smem.index(stage).permute([1, 0]), s, use_acc=False, is_async=True)
+
+
+@gluon.jit
+def weights_of(
+    s, row_max, row_sum, first, last_visible, scale_log2,
+    MASKED: gl.constexpr, BLOCK_N: gl.constexpr, S_LAYOUT: gl.constexpr, SUMS: gl.constexpr, DTYPE: gl.constexpr,
+):  # fmt: skip
+    """Online softmax of a tile: (weights, two to an int32, the rows' sums so far, their maximum so far, what older sums are worth now).
+
+    Maxima are taken of 2, then 4, then 4 elements that a thread has, so that they do not wait for each other one by one.
+    """
+    if MASKED:
+        position = first + gl.arange(0, BLOCK_N, gl.SliceLayout(0, S_LAYOUT))
+        s = gl.where(position[None, :] <= last_visible[:, None], s, float("-inf"))
+    pairs = gl.max(s.reshape([64, BLOCK_N // 8, 4, 2]), 3)
+    of_threads = gl.max(gl.max(pairs.reshape([64, BLOCK_N // 32, 4, 4]), 2), 1)
+    tile_max = gl.convert_layout(gl.max(of_threads, 1), gl.SliceLayout(1, S_LAYOUT))
+    new_max = gl.maximum(row_max, tile_max * scale_log2)
+    shift = gl.where(new_max == float("-inf"), 0.0, new_max)  # a row that has seen nothing yet
+    decay = gl.exp2(row_max - shift)
+    if gl.float16 == DTYPE:
+        shift -= 14.0  # as in `attention_kernels.attend`
+    p = gl.exp2(s * scale_log2 - shift[:, None])
+    pair_sums = gl.sum(p.reshape([64, BLOCK_N // 8, 4, 2]), 3)
+    sums = gl.sum(gl.sum(pair_sums.reshape([64, BLOCK_N // 32, 4, 4]), 2), 1)
+    row_sum = row_sum * gl.convert_layout(decay, gl.SliceLayout(1, SUMS))[:, None] + gl.convert_layout(sums, SUMS)
+    return pack(p, BLOCK_N, DTYPE), row_sum, new_max, decay
+
+
+@gluon.jit
+def pack(p, BLOCK_N: gl.constexpr, DTYPE: gl.constexpr):
+    """(64, BLOCK_N / 2) int32: two neighbours' halves. A loop that carries them one by one turns and moves each of them."""
+    low, high = p.reshape([64, BLOCK_N // 2, 2]).split()
+    if gl.float16 == DTYPE:
+        return gl.inline_asm_elementwise("cvt.rn.f16x2.f32 $0, $2, $1;", "=r,f,f", [low, high], gl.int32, True, 1)
+    else:
+        return gl.inline_asm_elementwise("cvt.rn.bf16x2.f32 $0, $2, $1;", "=r,f,f", [low, high], gl.int32, True, 1)
+
+
+@gluon.jit
+def weighted_values(p, acc, v_smem, stage, BLOCK_N: gl.constexpr, O_LAYOUT: gl.constexpr, DTYPE: gl.constexpr):
+    """The output so far, not waited for: a tile's weights times its values, which are there, are added to it."""
+    low, high = gl.inline_asm_elementwise("mov.b32 {$0, $1}, $2;", "=h,=h,r", [p], (gl.int16, gl.int16), True, 1)
+    weights = gl.join(low, high).reshape([64, BLOCK_N]).to(DTYPE, bitcast=True)
+    weights = gl.convert_layout(weights, gl.DotOperandLayout(0, O_LAYOUT, 2))
+    return warpgroup_mma(weights, v_smem.index(stage), acc, is_async=True)
+
+
+@gluon.jit(do_not_specialize=[
+    "num_seqs", "group_size", "of_row", "block_size", "block_shift", "stride_tb", "stride_tm", "stride_cq", "stride_ck",
+])
+def prefill_kernel(
+    q, k_desc, v_desc, out, plan, cu_seqlens_q, cu_seqlens_k, block_tables, scale_log2, num_seqs, group_size, of_row,
+    block_size, block_shift, stride_qt, stride_qh, stride_ot, stride_oh, stride_tb, stride_tm, stride_cq, stride_ck,
+    PAGED: gl.constexpr, BOX: gl.constexpr, BLOCK_N: gl.constexpr, HEAD_DIM: gl.constexpr, STAGES: gl.constexpr,
+):  # fmt: skip
+    """As many programs as run at once share out the plan's items. k_desc, v_desc: slots as rows (slots, Hk * D), boxes (BOX, 64).
+
+    of_row: ceil(65536 / group_size), which makes n * of_row >> 16 the same as n // group_size for the rows of an item.
+    """
+    dtype: gl.constexpr = q.dtype.element_ty
+    HALVES: gl.constexpr = HEAD_DIM // 64
+    layout: gl.constexpr = gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=16, rank=2)
+    q_smem = gl.allocate_shared_memory(dtype, [2, 64, HEAD_DIM], layout)
+    k_smem = gl.allocate_shared_memory(dtype, [STAGES, BLOCK_N, HEAD_DIM], layout)
+    v_smem = gl.allocate_shared_memory(dtype, [STAGES, BLOCK_N, HEAD_DIM], layout)
+    item_smem = gl.allocate_shared_memory(gl.int32, [SLOTS * FIELDS, 1], gl.SwizzledSharedLayout(1, 1, 1, [0]))
+    k_full = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
+    v_full = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
+    left = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
+    item_full = gl.allocate_shared_memory(gl.int64, [SLOTS, 1], mbarrier.MBarrierLayout())
+    item_empty = gl.allocate_shared_memory(gl.int64, [SLOTS, 1], mbarrier.MBarrierLayout())
+    wanted = gl.allocate_shared_memory(gl.int64, [1, 1], mbarrier.MBarrierLayout())
+    for stage in gl.static_range(STAGES):
+        mbarrier.init(k_full.index(stage), count=1)
+        mbarrier.init(v_full.index(stage), count=1)
+        mbarrier.init(left.index(stage), count=2)
+    for slot in gl.static_range(SLOTS):
+        mbarrier.init(item_full.index(slot), count=1)
+        mbarrier.init(item_empty.index(slot), count=4)
+    mbarrier.init(wanted.index(0), count=1)
+    fence_async_shared()
+    gl.thread_barrier()
+
+    lengths = (num_seqs, group_size, cu_seqlens_q, cu_seqlens_k, stride_cq, stride_ck)
+    ring = (item_smem, item_full, item_empty, wanted)
+    rows = (q, out, stride_qt, stride_qh, stride_ot, stride_oh, scale_log2, q_smem, (group_size, of_row))
+    k_pages = (k_desc, block_tables, stride_tb, stride_tm, block_size, block_shift)
+    v_pages = (v_desc, block_tables, stride_tb, stride_tm, block_size, block_shift)
+    gl.warp_specialize(
+        [
+            (attend_rows, (rows, ring, k_smem, v_smem, k_full, v_full, left, 0, BLOCK_N, HEAD_DIM, STAGES)),
+            (attend_rows, (rows, ring, k_smem, v_smem, k_full, v_full, left, 1, BLOCK_N, HEAD_DIM, STAGES)),
+            (load_tiles, (k_pages, ring, k_smem, k_full, left, 0, PAGED, BOX, BLOCK_N, HALVES, STAGES)),
+            (load_tiles, (v_pages, ring, v_smem, v_full, left, 1, PAGED, BOX, BLOCK_N, HALVES, STAGES)),
+            (hand_out, (plan, lengths, ring, STAGES, BLOCK_N)),
+        ],
+        [4, 1, 1, 1],
+        [240, 32, 32, 32],
+    )
