@@ -64,6 +64,7 @@ def launch(
         cu_seqlens_k.stride(0),
         ROWS=ROWS,
         BLOCK=LEAST_SORTED if num_seqs <= LEAST_SORTED else MOST_SORTED,
+        EARLY=True,
     )
     most_items = ceil_div(max_seqlen_q * group_size, ROWS) * num_seqs * num_kv_heads
     prefill_kernel[(min(most_items, num_multiprocessors(q.device)),)](
@@ -92,6 +93,7 @@ def launch(
         HEAD_DIM=head_dim,
         STAGES=STAGES,
         num_warps=4,
+        launch_pdl=True,
     )
 
 

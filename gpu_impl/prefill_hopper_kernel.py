@@ -171,7 +171,8 @@ def attend_rows(
     O_LAYOUT: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, HEAD_DIM, 16])
     # a row's four sums, of what each thread of a quad has of it
     SUMS: gl.constexpr = gl.DistributedLinearLayout([[8, 0]], [[0, 1], [0, 2], [1, 0], [2, 0], [4, 0]], [[16, 0], [32, 0]], [], [64, 4])
-    FLAT: gl.constexpr = gl.BlockedLayout([1, 8], [256 // HEAD_DIM, HEAD_DIM // 8], [4, 1], [1, 0])
+    FLAT: gl.constexpr = gl.BlockedLayout([1, 8], [4, 8], [4, 1], [1, 0])
+    v_parts = v_smem._reinterpret(DTYPE, [STAGES * (HEAD_DIM // 64) * BLOCK_N // 16, 16, 64], v_smem.layout)
     # 8 bytes a thread, and of the rows that its quad has of the products
     STORED: gl.constexpr = gl.DistributedLinearLayout(
         [[0, 1], [0, 2], [0, 16], [0, 32]] + ([[0, 64]] if HEAD_DIM == 128 else []) + [[8, 0]],
@@ -190,7 +191,6 @@ def attend_rows(
         row = first_row + HALF * 64 + gl.arange(0, 64, gl.SliceLayout(1, S_LAYOUT))
         last_visible = visible + ((row * of_row) >> 16)
         row_max = gl.full([64], float("-inf"), gl.float32, gl.SliceLayout(1, S_LAYOUT))
-        row_sum = gl.full([64, 4], 0.0, gl.float32, SUMS)
         acc = gl.zeros([64, HEAD_DIM], gl.float32, O_LAYOUT)
         first, stage, phase = (num_tiles - 1) * BLOCK_N, done % STAGES, done // STAGES & 1
         async_copy.wait_group(0)
@@ -199,27 +199,30 @@ def attend_rows(
         mbarrier.wait(k_full.index(stage), phase)
         s = scores_of(q_smem, k_smem, HALF, stage, BLOCK_N, S_LAYOUT)
         s = warpgroup_mma_wait(0, deps=[s])
-        p, row_sum, row_max, _decay = weights_of(s, row_max, row_sum, first, last_visible, scale_log2, True, BLOCK_N, S_LAYOUT, SUMS, DTYPE)
+        s = masked(s, first, last_visible, BLOCK_N, S_LAYOUT)
+        row_max, shift, _decay = shift_of(s, row_max, scale_log2, BLOCK_N, S_LAYOUT, DTYPE)
+        s, s2 = s.reshape([64, 2, BLOCK_N // 2]).permute(0, 2, 1).split()
+        p, row_sum = weights_of(s, shift, scale_log2, BLOCK_N // 2, SUMS, DTYPE)
+        p2, sum2 = weights_of(s2, shift, scale_log2, BLOCK_N // 2, SUMS, DTYPE)
+        row_sum += sum2
         mbarrier.arrive(left.index(stage))
         mbarrier.wait(v_full.index(stage), phase)
         mbarrier.wait(k_full.index((done + 1) % STAGES), (done + 1) // STAGES & 1, pred=num_tiles > 1)
         if key_len < first + BLOCK_N:  # slots past the sequence may hold NaN, and 0 * NaN is NaN
-            there = first + gl.arange(0, BLOCK_N, gl.SliceLayout(1, FLAT)) < key_len
-            v_smem.index(stage).store(gl.where(there[:, None], v_smem.index(stage).load(FLAT), 0.0))
+            for part in range(HEAD_DIM // 64 * BLOCK_N // 16):
+                there = first + part * 16 % BLOCK_N + gl.arange(0, 16, gl.SliceLayout(1, FLAT)) < key_len
+                place = v_parts.index(stage * (HEAD_DIM // 64 * BLOCK_N // 16) + part)
+                place.store(gl.where(there[:, None], place.load(FLAT), 0.0))
             fence_async_shared()
             gl.thread_barrier()
-        for i in range(1, num_masked):
-            p, acc, row_max, row_sum = next_tile(
-                done + i, i + 1 < num_tiles, p, acc, row_max, row_sum, k_smem, v_smem, k_full, v_full, left, q_smem,
-                (num_tiles - 1 - i) * BLOCK_N, last_visible, scale_log2, True, HALF, BLOCK_N, STAGES, S_LAYOUT, O_LAYOUT, SUMS, DTYPE,
-            )  # fmt: skip
-        for i in range(gl.maximum(num_masked, 1), num_tiles):
-            p, acc, row_max, row_sum = next_tile(
-                done + i, i + 1 < num_tiles, p, acc, row_max, row_sum, k_smem, v_smem, k_full, v_full, left, q_smem,
-                0, last_visible, scale_log2, False, HALF, BLOCK_N, STAGES, S_LAYOUT, O_LAYOUT, SUMS, DTYPE,
+        for i in range(1, num_tiles):
+            p, p2, acc, row_max, row_sum = next_tile(
+                done + i, i + 1 < num_tiles, p, p2, acc, row_max, row_sum, k_smem, v_smem, k_full, v_full, left, q_smem,
+                i < num_masked, (num_tiles - 1 - i) * BLOCK_N, last_visible, scale_log2,
+                HALF, BLOCK_N, STAGES, S_LAYOUT, O_LAYOUT, SUMS, DTYPE,
             )  # fmt: skip
         done += num_tiles
-        acc = weighted_values(p, acc, v_smem, (done - 1) % STAGES, BLOCK_N, O_LAYOUT, DTYPE)
+        acc = weighted_values(p, p2, acc, v_smem, (done - 1) % STAGES, BLOCK_N, O_LAYOUT, DTYPE)
         num_tiles = load_queries(rows, ring, number, HALF, HEAD_DIM, ONE)
         total = gl.sum(row_sum, 1)
         scale = 1.0 / gl.where(total == 0.0, 1.0, total)
@@ -231,23 +234,30 @@ def attend_rows(
 
 @gluon.jit
 def next_tile(
-    tile, more, p, acc, row_max, row_sum, k_smem, v_smem, k_full, v_full, left, q_smem, first, last_visible, scale_log2,
-    MASKED: gl.constexpr, HALF: gl.constexpr, BLOCK_N: gl.constexpr, STAGES: gl.constexpr,
+    tile, more, p, p2, acc, row_max, row_sum, k_smem, v_smem, k_full, v_full, left, q_smem, mask, first, last_visible, scale_log2,
+    HALF: gl.constexpr, BLOCK_N: gl.constexpr, STAGES: gl.constexpr,
     S_LAYOUT: gl.constexpr, O_LAYOUT: gl.constexpr, SUMS: gl.constexpr, DTYPE: gl.constexpr,
 ):  # fmt: skip
-    """The scores and weights of the program's tile number `tile`, whose keys are there, while the tile before is multiplied with its values."""
+    """The scores and weights of the program's tile number `tile`, whose keys are there, while the tile before is multiplied with its values.
+
+    Half of the exponentials come before the wait for that product and half behind it, where what else is to be done hides them: alone, a
+    warp's exponential takes 8 cycles. The waits for what is loaded end a block, so that the assembler leaves each half in its place.
+    """
     s = scores_of(q_smem, k_smem, HALF, tile % STAGES, BLOCK_N, S_LAYOUT)
-    acc = weighted_values(p, acc, v_smem, (tile - 1) % STAGES, BLOCK_N, O_LAYOUT, DTYPE)
+    acc = weighted_values(p, p2, acc, v_smem, (tile - 1) % STAGES, BLOCK_N, O_LAYOUT, DTYPE)
     s = warpgroup_mma_wait(1, deps=[s])
-    new_p, row_sum, row_max, decay = weights_of(
-        s, row_max, row_sum, first, last_visible, scale_log2, MASKED, BLOCK_N, S_LAYOUT, SUMS, DTYPE
-    )  # fmt: skip
-    # for the next tile; here, since the assembler moves the exponentials after the wait for the products, unless something ends the block
+    if mask:
+        s = masked(s, first, last_visible, BLOCK_N, S_LAYOUT)
+    row_max, shift, decay = shift_of(s, row_max, scale_log2, BLOCK_N, S_LAYOUT, DTYPE)
+    s, s2 = s.reshape([64, 2, BLOCK_N // 2]).permute(0, 2, 1).split()
+    new_p, new_sum = weights_of(s, shift, scale_log2, BLOCK_N // 2, SUMS, DTYPE)
     mbarrier.wait(v_full.index(tile % STAGES), tile // STAGES & 1)
     mbarrier.wait(k_full.index((tile + 1) % STAGES), (tile + 1) // STAGES & 1, pred=more)
     acc = warpgroup_mma_wait(0, deps=[acc])
     mbarrier.arrive(left.index(tile % STAGES))  # these keys, and the values of the tile before
-    return new_p, acc * gl.convert_layout(decay, gl.SliceLayout(1, O_LAYOUT))[:, None], row_max, row_sum
+    new_p2, new_sum2 = weights_of(s2, shift, scale_log2, BLOCK_N // 2, SUMS, DTYPE)
+    row_sum = row_sum * gl.convert_layout(decay, gl.SliceLayout(1, SUMS))[:, None] + new_sum + new_sum2
+    return new_p, new_p2, acc * gl.convert_layout(decay, gl.SliceLayout(1, O_LAYOUT))[:, None], row_max, row_sum
 
 
 @gluon.jit
@@ -258,17 +268,17 @@ def scores_of(q_smem, k_smem, HALF: gl.constexpr, stage, BLOCK_N: gl.constexpr, 
 
 
 @gluon.jit
-def weights_of(
-    s, row_max, row_sum, first, last_visible, scale_log2,
-    MASKED: gl.constexpr, BLOCK_N: gl.constexpr, S_LAYOUT: gl.constexpr, SUMS: gl.constexpr, DTYPE: gl.constexpr,
-):  # fmt: skip
-    """Online softmax of a tile: (weights, two to an int32, the rows' sums so far, their maximum so far, what older sums are worth now).
+def masked(s, first, last_visible, BLOCK_N: gl.constexpr, S_LAYOUT: gl.constexpr):
+    position = first + gl.arange(0, BLOCK_N, gl.SliceLayout(0, S_LAYOUT))
+    return gl.where(position[None, :] <= last_visible[:, None], s, float("-inf"))
+
+
+@gluon.jit
+def shift_of(s, row_max, scale_log2, BLOCK_N: gl.constexpr, S_LAYOUT: gl.constexpr, DTYPE: gl.constexpr):
+    """Online softmax of a tile: (the rows' maximum so far, what exponents are lessened by, what older sums are worth now).
 
     Maxima are taken of 2, then 4, then 4 elements that a thread has, so that they do not wait for each other one by one.
     """
-    if MASKED:
-        position = first + gl.arange(0, BLOCK_N, gl.SliceLayout(0, S_LAYOUT))
-        s = gl.where(position[None, :] <= last_visible[:, None], s, float("-inf"))
     pairs = gl.max(s.reshape([64, BLOCK_N // 8, 4, 2]), 3)
     of_threads = gl.max(gl.max(pairs.reshape([64, BLOCK_N // 32, 4, 4]), 2), 1)
     tile_max = gl.convert_layout(gl.max(of_threads, 1), gl.SliceLayout(1, S_LAYOUT))
@@ -277,27 +287,27 @@ def weights_of(
     decay = gl.exp2(row_max - shift)
     if gl.float16 == DTYPE:
         shift -= 14.0  # as in `attention_kernels.attend`
-    p = gl.exp2(s * scale_log2 - shift[:, None])
-    pair_sums = gl.sum(p.reshape([64, BLOCK_N // 8, 4, 2]), 3)
-    sums = gl.sum(gl.sum(pair_sums.reshape([64, BLOCK_N // 32, 4, 4]), 2), 1)
-    row_sum = row_sum * gl.convert_layout(decay, gl.SliceLayout(1, SUMS))[:, None] + gl.convert_layout(sums, SUMS)
-    return pack(p, BLOCK_N, DTYPE), row_sum, new_max, decay
+    return new_max, shift, decay
 
 
 @gluon.jit
-def pack(p, BLOCK_N: gl.constexpr, DTYPE: gl.constexpr):
-    """(64, BLOCK_N / 2) int32: two neighbours' halves. A loop that carries them one by one turns and moves each of them."""
-    low, high = p.reshape([64, BLOCK_N // 2, 2]).split()
+def weights_of(s, shift, scale_log2, WIDTH: gl.constexpr, SUMS: gl.constexpr, DTYPE: gl.constexpr):
+    """Weights of (64, WIDTH) scores, two neighbours' halves to an int32 (a loop that carries them one by one turns and moves each), and sums."""
+    p = gl.exp2(s * scale_log2 - gl.convert_layout(shift, gl.SliceLayout(1, s.type.layout))[:, None])
+    pairs = gl.sum(p.reshape([64, WIDTH // 8, 4, 2]), 3)
+    sums = gl.convert_layout(gl.sum(gl.sum(pairs.reshape([64, WIDTH // 32, 4, 4]), 2), 1), SUMS)
+    low, high = p.reshape([64, WIDTH // 2, 2]).split()
     if gl.float16 == DTYPE:
-        return gl.inline_asm_elementwise("cvt.rn.f16x2.f32 $0, $2, $1;", "=r,f,f", [low, high], gl.int32, True, 1)
+        return gl.inline_asm_elementwise("cvt.rn.f16x2.f32 $0, $2, $1;", "=r,f,f", [low, high], gl.int32, True, 1), sums
     else:
-        return gl.inline_asm_elementwise("cvt.rn.bf16x2.f32 $0, $2, $1;", "=r,f,f", [low, high], gl.int32, True, 1)
+        return gl.inline_asm_elementwise("cvt.rn.bf16x2.f32 $0, $2, $1;", "=r,f,f", [low, high], gl.int32, True, 1), sums
 
 
 @gluon.jit
-def weighted_values(p, acc, v_smem, stage, BLOCK_N: gl.constexpr, O_LAYOUT: gl.constexpr, DTYPE: gl.constexpr):
+def weighted_values(p, p2, acc, v_smem, stage, BLOCK_N: gl.constexpr, O_LAYOUT: gl.constexpr, DTYPE: gl.constexpr):
     """The output so far, not waited for: a tile's weights times its values, which are there, are added to it."""
-    low, high = gl.inline_asm_elementwise("mov.b32 {$0, $1}, $2;", "=h,=h,r", [p], (gl.int16, gl.int16), True, 1)
+    packed = gl.join(p, p2).permute(0, 2, 1).reshape([64, BLOCK_N // 2])
+    low, high = gl.inline_asm_elementwise("mov.b32 {$0, $1}, $2;", "=h,=h,r", [packed], (gl.int16, gl.int16), True, 1)
     weights = gl.join(low, high).reshape([64, BLOCK_N]).to(DTYPE, bitcast=True)
     weights = gl.convert_layout(weights, gl.DotOperandLayout(0, O_LAYOUT, 2))
     return warpgroup_mma(weights, v_smem.index(stage), acc, is_async=True)
@@ -337,6 +347,7 @@ def prefill_kernel(
         mbarrier.init(item_empty.index(slot), count=4)
     mbarrier.init(wanted.index(0), count=1)
     fence_async_shared()
+    gl.inline_asm_elementwise("griddepcontrol.wait; mov.b32 $0, 0;", "=r", [], gl.int32, False, 1)  # for the plan
     gl.thread_barrier()
 
     lengths = (num_seqs, group_size, cu_seqlens_q, cu_seqlens_k, stride_cq, stride_ck)

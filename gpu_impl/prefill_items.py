@@ -10,13 +10,16 @@ LEAST_SORTED, MOST_SORTED = 64, 1024  # sequences at once: two sizes are compile
 
 @triton.jit(do_not_specialize=["num_seqs", "num_kv_heads", "group_size", "stride_cq", "stride_ck"])
 def plan_kernel(
-    plan, cu_seqlens_q, cu_seqlens_k, num_seqs, num_kv_heads, group_size, stride_cq, stride_ck, ROWS: tl.constexpr, BLOCK: tl.constexpr
+    plan, cu_seqlens_q, cu_seqlens_k, num_seqs, num_kv_heads, group_size, stride_cq, stride_ck, ROWS: tl.constexpr, BLOCK: tl.constexpr,
+    EARLY: tl.constexpr,
 ):  # fmt: skip
     """plan (2 * num_seqs + 2): how many items were taken by asking (0), each sequence's first item and behind them how many there are, sequences.
 
     An item is ROWS rows of one kv head. Sequences with the most keys come first, since the last items to be taken should be short ones; of
     more than BLOCK the order is theirs within each BLOCK.
     """
+    if EARLY:  # the kernel that takes the items may set itself up meanwhile
+        tl.extra.cuda.gdc_launch_dependents()
     tl.store(plan, 0)
     before = 0
     for start in range(0, num_seqs, BLOCK):

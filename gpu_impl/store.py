@@ -9,7 +9,7 @@ import triton.language as tl
 from gpu_impl.launch import INTERPRET, ceil_div, launches_early, on_device_of, power_of_two, require, require_one_device
 
 # floats are copied as integers of their width, so that no conversion can touch a NaN payload, a -0.0 or a subnormal
-ROWS, WARPS, EARLY, FIRST = 4, 4, False, ""
+ROW_BYTES = 2048  # of keys, and of values, of a program: 16 bytes a thread; more of them were slower
 BITS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
@@ -48,8 +48,8 @@ def store_kvcache(
     flat_rows = all(t.stride(-1) == 1 and (num_kv_heads == 1 or t.stride(-2) == head_dim) for t in (key, value, k_cache, v_cache))
     flat_slots = all(cache.stride(0) == cache.shape[1] * cache.stride(1) for cache in (k_cache, v_cache))
     block_width = min(power_of_two(width), 2048)
-    rows = min(power_of_two(num_tokens), max(1, 2**17 // block_width)) if INTERPRET else (ROWS if num_tokens >= 4096 else 1)
-    early = {"launch_pdl": True} if EARLY and launches_early(key.device) else {}
+    rows = min(power_of_two(num_tokens), max(1, 2**17 // block_width)) if INTERPRET else max(1, ROW_BYTES // (block_width * key.element_size()))
+    early = launches_early(key.device)
     with on_device_of(key):
         _store_kernel[(ceil_div(num_tokens, rows), ceil_div(width, block_width))](
             key.view(bits),
@@ -70,10 +70,9 @@ def store_kvcache(
             FLAT_SLOTS=flat_slots,
             ROWS=rows,
             BLOCK_WIDTH=block_width,
-            EARLY=bool(early),
-            FIRST=FIRST,
-            num_warps=WARPS,
-            **early,
+            EARLY=early,
+            num_warps=4,
+            **({"launch_pdl": True} if early else {}),
         )
 
 
@@ -83,11 +82,11 @@ def _store_kernel(
     num_tokens, width, head_dim, block_size, stride_slots,
     stride_kt, stride_kh, stride_kd, stride_vt, stride_vh, stride_vd,
     stride_kcn, stride_kcs, stride_kch, stride_kcd, stride_vcn, stride_vcs, stride_vch, stride_vcd,
-    FLAT_ROWS: tl.constexpr, FLAT_SLOTS: tl.constexpr, ROWS: tl.constexpr, BLOCK_WIDTH: tl.constexpr, EARLY: tl.constexpr, FIRST: tl.constexpr,
+    FLAT_ROWS: tl.constexpr, FLAT_SLOTS: tl.constexpr, ROWS: tl.constexpr, BLOCK_WIDTH: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
     if EARLY:
+        tl.extra.cuda.gdc_wait()  # for the kernel before, while whose last programs ran this one was launched
         tl.extra.cuda.gdc_launch_dependents()
-        tl.extra.cuda.gdc_wait()
     row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
     slot = tl.load(slot_mapping + row * stride_slots, mask=row < num_tokens, other=-1).to(tl.int64)
     element = tl.program_id(1) * BLOCK_WIDTH + tl.arange(0, BLOCK_WIDTH)
@@ -102,8 +101,8 @@ def _store_kernel(
         block, offset = slot // block_size, slot % block_size
         k_slot, v_slot = k_cache + (block * stride_kcn + offset * stride_kcs), v_cache + (block * stride_vcn + offset * stride_vcs)
     if FLAT_ROWS:
-        k = tl.load(k_row[:, None] + element[None, :], mask=read, other=0, eviction_policy=FIRST)
-        v = tl.load(v_row[:, None] + element[None, :], mask=read, other=0, eviction_policy=FIRST)
+        k = tl.load(k_row[:, None] + element[None, :], mask=read, other=0)
+        v = tl.load(v_row[:, None] + element[None, :], mask=read, other=0)
         tl.store(k_slot[:, None] + element[None, :], k, mask=written)
         tl.store(v_slot[:, None] + element[None, :], v, mask=written)
     else:

@@ -18,7 +18,7 @@ def planned(query_lens, key_lens, *, kv_heads=2, group_size=3, stride=1):
     num_seqs = len(query_lens)
     plan = torch.full((2 * num_seqs + 3,), -9, dtype=torch.int32, device=DEVICE)
     strides = [each.stride(0) for each in sums]
-    plan_kernel[(1,)](plan, *sums, num_seqs, kv_heads, group_size, *strides, ROWS=128, BLOCK=LEAST_SORTED)
+    plan_kernel[(1,)](plan, *sums, num_seqs, kv_heads, group_size, *strides, ROWS=128, BLOCK=LEAST_SORTED, EARLY=False)
     taken, *rest = plan.tolist()
     assert rest.pop() == -9, "past the plan's end"
     return taken, rest[: num_seqs + 1], rest[num_seqs + 1 :]
