@@ -3,7 +3,7 @@
 While a warpgroup's tensor core multiplies one tile's weights with its values, its threads take the softmax of the next tile's scores
 (FlashAttention-3, arXiv 2407.08608). A head of 128 lies in shared memory as two halves of 64, the width of a swizzled row, so that a page of
 16 tokens is a box of its own. Tiles come from the last to the first: only the first of them are masked. Programs stay, and take one item of
-`gpu_impl.prefill_items` after the other, the next one's queries on their way while the last tile of this one is multiplied.
+`gpu_impl.prefill_items` after the other; what comes of one is written while the first tile of the next is multiplied.
 """
 
 from __future__ import annotations
@@ -23,6 +23,10 @@ SLOTS = gl.constexpr(4)  # items that are told and not yet left
 TILES, KV_HEAD, SEQ, KEY_START, KEY_LEN, FIRST_TOKEN, FIRST_ROW, ROWS_LEFT, VISIBLE = [gl.constexpr(i) for i in range(9)]
 FIELDS = gl.constexpr(9)  # of an item
 SEARCHED = gl.constexpr(128)  # sequences at once
+ONE_A_WARP = gl.constexpr(gl.BlockedLayout([1], [32], [1], [0]))  # one number that all threads have
+ONE_A_WARPGROUP = gl.constexpr(gl.BlockedLayout([1], [32], [4], [0]))
+# a row's four sums, of what each thread of a quad has of it
+SUMS = gl.constexpr(gl.DistributedLinearLayout([[8, 0]], [[0, 1], [0, 2], [1, 0], [2, 0], [4, 0]], [[16, 0], [32, 0]], [], [64, 4]))
 
 
 @gluon.jit
@@ -33,7 +37,6 @@ def hand_out(plan, lengths, ring, STAGES: gl.constexpr, BLOCK_N: gl.constexpr):
     """
     num_seqs, group_size, cu_seqlens_q, cu_seqlens_k, stride_cq, stride_ck = lengths
     item_smem, item_full, item_empty, wanted = ring
-    ONE: gl.constexpr = gl.BlockedLayout([1], [32], [1], [0])
     SEARCH: gl.constexpr = gl.BlockedLayout([4], [32], [1], [0])
     num_items = gl.load(plan + 1 + num_seqs)
     item, told, more = gl.program_id(0), 0, 1
@@ -60,7 +63,7 @@ def hand_out(plan, lengths, ring, STAGES: gl.constexpr, BLOCK_N: gl.constexpr):
         )  # fmt: skip
         mbarrier.wait(item_empty.index(told % SLOTS), (told // SLOTS + 1) & 1)
         for i in gl.static_range(FIELDS):
-            item_smem.index(told % SLOTS * FIELDS + i).store(gl.full([1], fields[i], gl.int32, ONE))
+            item_smem.index(told % SLOTS * FIELDS + i).store(gl.full([1], fields[i], gl.int32, ONE_A_WARP))
         gl.thread_barrier()
         mbarrier.arrive(item_full.index(told % SLOTS))
         mbarrier.wait(wanted.index(0), told & 1, pred=more > 0)
@@ -91,173 +94,232 @@ def leave_item(ring, number):
 
 @gluon.jit
 def load_tiles(
-    pages, ring, smem, full, left, LAG: gl.constexpr, PAGED: gl.constexpr, BOX: gl.constexpr, BLOCK_N: gl.constexpr,
+    pages, ring, boxes_smem, smem, full, left, LAG: gl.constexpr, PAGED: gl.constexpr, BOX: gl.constexpr, BLOCK_N: gl.constexpr,
     HALVES: gl.constexpr, STAGES: gl.constexpr,
 ):  # fmt: skip
     """A loading warp: of each item the tiles of keys, or (LAG: they are used a tile later) of values, from the last to the first."""
     desc, block_tables, stride_tb, stride_tm, block_size, block_shift = pages
     _item_smem, _item_full, _item_empty, wanted = ring
     BOXES: gl.constexpr = BLOCK_N // BOX
-    ONE: gl.constexpr = gl.BlockedLayout([1], [32], [1], [0])
     places = smem._reinterpret(smem.dtype, [STAGES * HALVES * BOXES, BOX, 64], smem.layout)
+    first_rows = boxes_smem._reinterpret(gl.int32, [2, BOXES], gl.SwizzledSharedLayout(1, 1, 1, [0])).index(LAG)
+    in_tile = gl.arange(0, BOXES, ONE_A_WARP) * BOX
+    num_boxes = gl.maximum(BLOCK_N >> block_shift, 1)  # BOXES, but not known to a compiler that would unroll the loop over them
     number, loaded = 0, 0
-    num_tiles = wait_for_item(ring, 0, ONE)
+    num_tiles = wait_for_item(ring, 0, ONE_A_WARP)
     while num_tiles > 0:
-        kv_head, seq = field(ring, number, KV_HEAD, ONE), field(ring, number, SEQ, ONE)
-        key_start, key_len = field(ring, number, KEY_START, ONE), field(ring, number, KEY_LEN, ONE)
+        kv_head, seq = field(ring, number, KV_HEAD, ONE_A_WARP), field(ring, number, SEQ, ONE_A_WARP)
+        key_start, key_len = field(ring, number, KEY_START, ONE_A_WARP), field(ring, number, KEY_LEN, ONE_A_WARP)
         leave_item(ring, number)
         if LAG == 0:
             mbarrier.arrive(wanted.index(0), pred=num_tiles <= STAGES)
         table = block_tables + seq.to(gl.int64) * stride_tb
+        position = (num_tiles - 1) * BLOCK_N + in_tile
+        block = block_of(table, position, key_len, stride_tm, block_shift, PAGED)
         for i in range(num_tiles):
             tile, before = loaded + i, loaded + i - STAGES + LAG
-            first = (num_tiles - 1 - i) * BLOCK_N
-            rows = ()
-            for b in gl.static_range(BOXES):
-                if PAGED:  # a page past the sequence comes from outside the cache, as zeros
-                    position = first + b * BOX
-                    block = gl.load(table + (position >> block_shift) * stride_tm, mask=position < key_len, other=-1).to(gl.int32)
-                    rows = rows + ((block << block_shift) + (position & (block_size - 1)),)
-                else:
-                    rows = rows + (key_start + first,)
+            if PAGED:
+                row = (block << block_shift) + (position & (block_size - 1))
+            else:
+                row = key_start + position
+            position -= BLOCK_N
+            block = block_of(table, position, key_len, stride_tm, block_shift, PAGED)  # of the next tile, on its way meanwhile
+            if BOXES > 1:
+                first_rows.store(row)
+                gl.thread_barrier()
             mbarrier.wait(left.index(gl.maximum(before, 0) % STAGES), gl.maximum(before, 0) // STAGES & 1, pred=tile >= STAGES)
             mbarrier.expect(full.index(tile % STAGES), BLOCK_N * HALVES * 128)
-            for b in gl.static_range(BOXES):
+            if BOXES > 1:
+                for b in range(num_boxes):
+                    box_row = gl.sum(boxes_smem.index(LAG * BOXES + b).load(ONE_A_WARP), 0)
+                    for h in gl.static_range(HALVES):
+                        place = places.index((tile % STAGES * HALVES + h) * BOXES + b)
+                        tma.async_copy_global_to_shared(desc, [box_row, (kv_head * HALVES + h) * 64], full.index(tile % STAGES), place)
+            else:
                 for h in gl.static_range(HALVES):
-                    place = places.index((tile % STAGES * HALVES + h) * BOXES + b)
-                    tma.async_copy_global_to_shared(desc, [rows[b], (kv_head * HALVES + h) * 64], full.index(tile % STAGES), place)
+                    place = places.index(tile % STAGES * HALVES + h)
+                    tma.async_copy_global_to_shared(desc, [gl.sum(row, 0), (kv_head * HALVES + h) * 64], full.index(tile % STAGES), place)
         if LAG == 0:
             mbarrier.arrive(wanted.index(0), pred=num_tiles > STAGES)
         loaded += num_tiles
         number += 1
-        num_tiles = wait_for_item(ring, number, ONE)
+        num_tiles = wait_for_item(ring, number, ONE_A_WARP)
 
 
 @gluon.jit
-def rows_at(base, first_token, first_row, kv_head, stride_t, stride_h, group, HALF: gl.constexpr, HEAD_DIM: gl.constexpr, LAYOUT: gl.constexpr):
-    """Pointers to the (64, D) rows of one half of an item, and their numbers in the item."""
+def block_of(table, position, key_len, stride_tm, block_shift, PAGED: gl.constexpr):
+    """The blocks of positions; -1, which lies outside the cache and comes as zeros, past the sequence."""
+    if PAGED:
+        there = (position >= 0) & (position < key_len)
+        return gl.load(table + (position >> block_shift) * stride_tm, mask=there, other=-1).to(gl.int32)
+    else:
+        return position
+
+
+@gluon.jit
+def rows_at(base, row, item, strides, group):
+    """Where the item's rows begin, as pointers like `row`, their numbers in it."""
+    first_token, first_row, kv_head, _rows_left = item
+    stride_t, stride_h = strides
     group_size, of_row = group
-    row = HALF * 64 + gl.arange(0, 64, gl.SliceLayout(1, LAYOUT))
     token = ((first_row + row) * of_row) >> 16
     head = first_row + row - token * group_size
-    first_at = base + first_token.to(gl.int64) * stride_t + kv_head.to(gl.int64) * (group_size * stride_h)
-    dim = gl.arange(0, HEAD_DIM, gl.SliceLayout(0, LAYOUT))
-    return first_at + ((token * stride_t + head * stride_h)[:, None] + dim[None, :]), row
+    return base + first_token.to(gl.int64) * stride_t + kv_head.to(gl.int64) * (group_size * stride_h) + (token * stride_t + head * stride_h)
 
 
 @gluon.jit
-def load_queries(rows, ring, number, HALF: gl.constexpr, HEAD_DIM: gl.constexpr, ONE: gl.constexpr):
+def load_queries(rows, ring, number, HALF: gl.constexpr, HEAD_DIM: gl.constexpr):
     """Send for the half of an item's queries that this warpgroup attends with; past the last item for nothing."""
-    q, _out, stride_qt, stride_qh, _stride_ot, _stride_oh, _scale_log2, q_smem, group = rows
-    LAYOUT: gl.constexpr = gl.BlockedLayout([1, 8], [256 // HEAD_DIM, HEAD_DIM // 8], [4, 1], [1, 0])
-    num_tiles = wait_for_item(ring, number, ONE)
-    first_token, first_row = field(ring, number, FIRST_TOKEN, ONE), field(ring, number, FIRST_ROW, ONE)
-    rows_left = gl.where(num_tiles > 0, field(ring, number, ROWS_LEFT, ONE), 0)
-    q_at, row = rows_at(q, first_token, first_row, field(ring, number, KV_HEAD, ONE), stride_qt, stride_qh, group, HALF, HEAD_DIM, LAYOUT)
-    async_copy.async_copy_global_to_shared(q_smem.index(HALF), q_at, mask=(row < rows_left)[:, None])
+    q, _out, q_strides, _out_strides, _scale_log2, q_smem, group = rows
+    FLAT: gl.constexpr = gl.BlockedLayout([1, 8], [4, 8], [4, 1], [1, 0])
+    num_tiles = wait_for_item(ring, number, ONE_A_WARPGROUP)
+    item = written_rows(ring, number)
+    rows_left = gl.where(num_tiles > 0, item[3], 0)
+    dim = gl.arange(0, 64, gl.SliceLayout(0, FLAT))
+    parts = q_smem._reinterpret(q_smem.dtype, [2 * HEAD_DIM // 16, 16, 64], q_smem.layout)
+    gl.thread_barrier()  # all of the warpgroup have done with the queries that are there
+    for part in range(gl.where(group[0] > 0, 4, 0)):  # 4, but not known to a compiler that would unroll the loop
+        row = HALF * 64 + part * 16 + gl.arange(0, 16, gl.SliceLayout(1, FLAT))
+        q_at = rows_at(q, row, item, q_strides, group)[:, None] + dim[None, :]
+        for h in gl.static_range(HEAD_DIM // 64):
+            place = parts.index((HALF * (HEAD_DIM // 64) + h) * 4 + part)
+            async_copy.async_copy_global_to_shared(place, q_at + h * 64, mask=(row < rows_left)[:, None])
     async_copy.commit_group()
     return num_tiles
 
 
 @gluon.jit
-def attend_rows(
-    rows, ring, k_smem, v_smem, k_full, v_full, left, HALF: gl.constexpr, BLOCK_N: gl.constexpr, HEAD_DIM: gl.constexpr, STAGES: gl.constexpr
-):
+def written_rows(ring, number):
+    """Of an item: its first row's token and place in the token's group, its kv head, and how many rows there are from there on."""
+    first_token, first_row = field(ring, number, FIRST_TOKEN, ONE_A_WARPGROUP), field(ring, number, FIRST_ROW, ONE_A_WARPGROUP)
+    return first_token, first_row, field(ring, number, KV_HEAD, ONE_A_WARPGROUP), field(ring, number, ROWS_LEFT, ONE_A_WARPGROUP)
+
+
+@gluon.jit
+def attend_rows(rows, ring, tiles, HALF: gl.constexpr, BLOCK_N: gl.constexpr, HEAD_DIM: gl.constexpr, STAGES: gl.constexpr):
     """A warpgroup: of each item one half of the rows, 64, and all the tiles that the item's last row sees."""
-    q, out, _stride_qt, _stride_qh, stride_ot, stride_oh, scale_log2, q_smem, group = rows
-    _group_size, of_row = group
-    DTYPE: gl.constexpr = q.dtype.element_ty
+    _q, _out, _q_strides, _out_strides, _scale_log2, _q_smem, group = rows
+    _k_smem, _v_smem, k_full, _v_full, _left = tiles
     S_LAYOUT: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BLOCK_N, 16])
     O_LAYOUT: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, HEAD_DIM, 16])
-    # a row's four sums, of what each thread of a quad has of it
-    SUMS: gl.constexpr = gl.DistributedLinearLayout([[8, 0]], [[0, 1], [0, 2], [1, 0], [2, 0], [4, 0]], [[16, 0], [32, 0]], [], [64, 4])
+    p, p2 = no_weights(BLOCK_N, S_LAYOUT)
+    acc = gl.zeros([64, HEAD_DIM], gl.float32, O_LAYOUT)
+    row_max = gl.full([64], float("-inf"), gl.float32, gl.SliceLayout(1, S_LAYOUT))
+    row_sum = gl.full([64, 4], 0.0, gl.float32, SUMS)
+    before = (gl.to_tensor(0), gl.to_tensor(0), gl.to_tensor(0), gl.to_tensor(0))  # the rows of the item before: none
+    number, done = 0, 0
+    num_tiles = load_queries(rows, ring, 0, HALF, HEAD_DIM)
+    while num_tiles > 0:
+        item, key_len = written_rows(ring, number), field(ring, number, KEY_LEN, ONE_A_WARPGROUP)
+        visible = field(ring, number, VISIBLE, ONE_A_WARPGROUP)
+        leave_item(ring, number)
+        num_masked = num_tiles - gl.maximum(visible + 1, 0) // BLOCK_N
+        row = item[1] + HALF * 64 + gl.arange(0, 64, gl.SliceLayout(1, S_LAYOUT))
+        last_visible = visible + ((row * group[1]) >> 16)
+        async_copy.wait_group(0)
+        fence_async_shared()
+        gl.thread_barrier()
+        mbarrier.wait(k_full.index(done % STAGES), done // STAGES & 1)
+        number += 1
+        next_tiles, p, p2, acc, row_max, row_sum = next_tile(
+            0, done, num_tiles, num_masked, gl.to_tensor(0), p, p2, acc, row_max, row_sum, rows, before, ring, number, tiles, key_len, last_visible,
+            True, HALF, BLOCK_N, HEAD_DIM, STAGES, S_LAYOUT, O_LAYOUT,
+        )  # fmt: skip
+        for i in range(1, num_tiles):
+            next_tiles, p, p2, acc, row_max, row_sum = next_tile(
+                i, done, num_tiles, num_masked, next_tiles, p, p2, acc, row_max, row_sum, rows, before, ring, number, tiles, key_len, last_visible,
+                False, HALF, BLOCK_N, HEAD_DIM, STAGES, S_LAYOUT, O_LAYOUT,
+            )  # fmt: skip
+        before = item
+        done += num_tiles
+        num_tiles = next_tiles
+    acc = weighted_values(p, p2, acc, tiles, (done + STAGES - 1) % STAGES, BLOCK_N, O_LAYOUT)
+    acc = warpgroup_mma_wait(0, deps=[acc])
+    write_rows(acc, row_sum, rows, before, HALF, HEAD_DIM, O_LAYOUT)
+
+
+@gluon.jit
+def next_tile(
+    i, done, num_tiles, num_masked, next_tiles, p, p2, acc, row_max, row_sum, rows, before, ring, number, tiles, key_len, last_visible,
+    FIRST: gl.constexpr, HALF: gl.constexpr, BLOCK_N: gl.constexpr, HEAD_DIM: gl.constexpr, STAGES: gl.constexpr,
+    S_LAYOUT: gl.constexpr, O_LAYOUT: gl.constexpr,
+):  # fmt: skip
+    """The scores and weights of an item's tile number i, whose keys are there, while the tile before is multiplied with its values.
+
+    The tile before the FIRST is the last of the item before, which is written here, and before the last tile's weights the next item's
+    queries are sent for. Half of the exponentials come before the wait for the product and half behind it, where what else is to be done hides
+    them: alone, a warp's exponential takes 8 cycles. The waits for what is loaded end a block, so that the assembler leaves each in its place.
+    """
+    _q, _out, _q_strides, _out_strides, scale_log2, q_smem, _group = rows
+    k_smem, v_smem, k_full, v_full, left = tiles
+    tile, first = done + i, (num_tiles - 1 - i) * BLOCK_N
+    stage = tile % STAGES
+    s = scores_of(q_smem, k_smem, HALF, stage, BLOCK_N, S_LAYOUT)
+    acc = weighted_values(p, p2, acc, tiles, (tile + STAGES - 1) % STAGES, BLOCK_N, O_LAYOUT)
+    s = warpgroup_mma_wait(1, deps=[s])
+    if (i < num_masked) | (i == num_tiles - 1):
+        if i < num_masked:
+            s = masked(s, first, last_visible, BLOCK_N, S_LAYOUT)
+        if i == num_tiles - 1:
+            next_tiles = load_queries(rows, ring, number, HALF, HEAD_DIM)
+    if FIRST:
+        row_max = gl.full([64], float("-inf"), gl.float32, gl.SliceLayout(1, S_LAYOUT))
+    row_max, shift, decay = shift_of(s, row_max, scale_log2, BLOCK_N, S_LAYOUT, q_smem.dtype)
+    s, s2 = s.reshape([64, 2, BLOCK_N // 2]).permute(0, 2, 1).split()
+    new_p, new_sum = weights_of(s, shift, scale_log2, BLOCK_N // 2, q_smem.dtype)
+    mbarrier.wait(v_full.index(stage), tile // STAGES & 1)
+    mbarrier.wait(k_full.index((tile + 1) % STAGES), (tile + 1) // STAGES & 1, pred=i < num_tiles - 1)
+    if FIRST:
+        if key_len < first + BLOCK_N:  # slots past the sequence may hold NaN, and 0 * NaN is NaN
+            erase_values(v_smem, stage, gl.maximum(key_len - first, 0), BLOCK_N, HEAD_DIM, STAGES)
+    acc = warpgroup_mma_wait(0, deps=[acc])
+    mbarrier.arrive(left.index(stage))  # these keys, and the values of the tile before
+    if FIRST:
+        write_rows(acc, row_sum, rows, before, HALF, HEAD_DIM, O_LAYOUT)
+        acc = gl.zeros([64, HEAD_DIM], gl.float32, O_LAYOUT)
+        row_sum = gl.full([64, 4], 0.0, gl.float32, SUMS)
+    new_p2, new_sum2 = weights_of(s2, shift, scale_log2, BLOCK_N // 2, q_smem.dtype)
+    row_sum = row_sum * gl.convert_layout(decay, gl.SliceLayout(1, SUMS))[:, None] + new_sum + new_sum2
+    return next_tiles, new_p, new_p2, acc * gl.convert_layout(decay, gl.SliceLayout(1, O_LAYOUT))[:, None], row_max, row_sum
+
+
+@gluon.jit
+def erase_values(v_smem, stage, first, BLOCK_N: gl.constexpr, HEAD_DIM: gl.constexpr, STAGES: gl.constexpr):
+    """Zeros in a tile of values, from row `first` on."""
     FLAT: gl.constexpr = gl.BlockedLayout([1, 8], [4, 8], [4, 1], [1, 0])
-    v_parts = v_smem._reinterpret(DTYPE, [STAGES * (HEAD_DIM // 64) * BLOCK_N // 16, 16, 64], v_smem.layout)
+    parts = v_smem._reinterpret(v_smem.dtype, [STAGES * (HEAD_DIM // 64) * BLOCK_N // 16, 16, 64], v_smem.layout)
+    for part in range(first // 16, BLOCK_N // 16):
+        there = part * 16 + gl.arange(0, 16, gl.SliceLayout(1, FLAT)) < first
+        for h in gl.static_range(HEAD_DIM // 64):
+            place = parts.index((stage * (HEAD_DIM // 64) + h) * (BLOCK_N // 16) + part)
+            place.store(gl.where(there[:, None], place.load(FLAT), 0.0))
+    fence_async_shared()
+    gl.thread_barrier()
+
+
+@gluon.jit
+def write_rows(acc, row_sum, rows, item, HALF: gl.constexpr, HEAD_DIM: gl.constexpr, O_LAYOUT: gl.constexpr):
+    """An item's half of the output, of weighted sums and sums of weights."""
+    _q, out, _q_strides, out_strides, _scale_log2, _q_smem, group = rows
     # 8 bytes a thread, and of the rows that its quad has of the products
     STORED: gl.constexpr = gl.DistributedLinearLayout(
         [[0, 1], [0, 2], [0, 16], [0, 32]] + ([[0, 64]] if HEAD_DIM == 128 else []) + [[8, 0]],
         [[0, 8], [0, 4], [1, 0], [2, 0], [4, 0]], [[16, 0], [32, 0]], [], [64, HEAD_DIM],
     )  # fmt: skip
-    ONE: gl.constexpr = gl.BlockedLayout([1], [32], [4], [0])
-    number, done = 0, 0
-    num_tiles = load_queries(rows, ring, 0, HALF, HEAD_DIM, ONE)
-    while num_tiles > 0:
-        first_token, first_row = field(ring, number, FIRST_TOKEN, ONE), field(ring, number, FIRST_ROW, ONE)
-        kv_head, key_len = field(ring, number, KV_HEAD, ONE), field(ring, number, KEY_LEN, ONE)
-        rows_left, visible = field(ring, number, ROWS_LEFT, ONE), field(ring, number, VISIBLE, ONE)
-        leave_item(ring, number)
-        number += 1
-        num_masked = num_tiles - gl.maximum(visible + 1, 0) // BLOCK_N
-        row = first_row + HALF * 64 + gl.arange(0, 64, gl.SliceLayout(1, S_LAYOUT))
-        last_visible = visible + ((row * of_row) >> 16)
-        row_max = gl.full([64], float("-inf"), gl.float32, gl.SliceLayout(1, S_LAYOUT))
-        acc = gl.zeros([64, HEAD_DIM], gl.float32, O_LAYOUT)
-        first, stage, phase = (num_tiles - 1) * BLOCK_N, done % STAGES, done // STAGES & 1
-        async_copy.wait_group(0)
-        fence_async_shared()
-        gl.thread_barrier()
-        mbarrier.wait(k_full.index(stage), phase)
-        s = scores_of(q_smem, k_smem, HALF, stage, BLOCK_N, S_LAYOUT)
-        s = warpgroup_mma_wait(0, deps=[s])
-        s = masked(s, first, last_visible, BLOCK_N, S_LAYOUT)
-        row_max, shift, _decay = shift_of(s, row_max, scale_log2, BLOCK_N, S_LAYOUT, DTYPE)
-        s, s2 = s.reshape([64, 2, BLOCK_N // 2]).permute(0, 2, 1).split()
-        p, row_sum = weights_of(s, shift, scale_log2, BLOCK_N // 2, SUMS, DTYPE)
-        p2, sum2 = weights_of(s2, shift, scale_log2, BLOCK_N // 2, SUMS, DTYPE)
-        row_sum += sum2
-        mbarrier.arrive(left.index(stage))
-        mbarrier.wait(v_full.index(stage), phase)
-        mbarrier.wait(k_full.index((done + 1) % STAGES), (done + 1) // STAGES & 1, pred=num_tiles > 1)
-        if key_len < first + BLOCK_N:  # slots past the sequence may hold NaN, and 0 * NaN is NaN
-            for part in range(HEAD_DIM // 64 * BLOCK_N // 16):
-                there = first + part * 16 % BLOCK_N + gl.arange(0, 16, gl.SliceLayout(1, FLAT)) < key_len
-                place = v_parts.index(stage * (HEAD_DIM // 64 * BLOCK_N // 16) + part)
-                place.store(gl.where(there[:, None], place.load(FLAT), 0.0))
-            fence_async_shared()
-            gl.thread_barrier()
-        for i in range(1, num_tiles):
-            p, p2, acc, row_max, row_sum = next_tile(
-                done + i, i + 1 < num_tiles, p, p2, acc, row_max, row_sum, k_smem, v_smem, k_full, v_full, left, q_smem,
-                i < num_masked, (num_tiles - 1 - i) * BLOCK_N, last_visible, scale_log2,
-                HALF, BLOCK_N, STAGES, S_LAYOUT, O_LAYOUT, SUMS, DTYPE,
-            )  # fmt: skip
-        done += num_tiles
-        acc = weighted_values(p, p2, acc, v_smem, (done - 1) % STAGES, BLOCK_N, O_LAYOUT, DTYPE)
-        num_tiles = load_queries(rows, ring, number, HALF, HEAD_DIM, ONE)
-        total = gl.sum(row_sum, 1)
-        scale = 1.0 / gl.where(total == 0.0, 1.0, total)
-        acc = warpgroup_mma_wait(0, deps=[acc])
-        acc = acc * gl.convert_layout(scale, gl.SliceLayout(1, O_LAYOUT))[:, None]
-        out_at, row = rows_at(out, first_token, first_row, kv_head, stride_ot, stride_oh, group, HALF, HEAD_DIM, STORED)
-        gl.store(out_at, gl.convert_layout(acc.to(DTYPE), STORED), mask=(row < rows_left)[:, None])
+    total = gl.sum(row_sum, 1)
+    scale = gl.convert_layout(1.0 / gl.where(total == 0.0, 1.0, total), gl.SliceLayout(1, O_LAYOUT))
+    row = HALF * 64 + gl.arange(0, 64, gl.SliceLayout(1, STORED))
+    out_at = rows_at(out, row, item, out_strides, group)[:, None] + gl.arange(0, HEAD_DIM, gl.SliceLayout(0, STORED))[None, :]
+    gl.store(out_at, gl.convert_layout((acc * scale[:, None]).to(out.dtype.element_ty), STORED), mask=(row < item[3])[:, None])
 
 
 @gluon.jit
-def next_tile(
-    tile, more, p, p2, acc, row_max, row_sum, k_smem, v_smem, k_full, v_full, left, q_smem, mask, first, last_visible, scale_log2,
-    HALF: gl.constexpr, BLOCK_N: gl.constexpr, STAGES: gl.constexpr,
-    S_LAYOUT: gl.constexpr, O_LAYOUT: gl.constexpr, SUMS: gl.constexpr, DTYPE: gl.constexpr,
-):  # fmt: skip
-    """The scores and weights of the program's tile number `tile`, whose keys are there, while the tile before is multiplied with its values.
-
-    Half of the exponentials come before the wait for that product and half behind it, where what else is to be done hides them: alone, a
-    warp's exponential takes 8 cycles. The waits for what is loaded end a block, so that the assembler leaves each half in its place.
-    """
-    s = scores_of(q_smem, k_smem, HALF, tile % STAGES, BLOCK_N, S_LAYOUT)
-    acc = weighted_values(p, p2, acc, v_smem, (tile - 1) % STAGES, BLOCK_N, O_LAYOUT, DTYPE)
-    s = warpgroup_mma_wait(1, deps=[s])
-    if mask:
-        s = masked(s, first, last_visible, BLOCK_N, S_LAYOUT)
-    row_max, shift, decay = shift_of(s, row_max, scale_log2, BLOCK_N, S_LAYOUT, DTYPE)
-    s, s2 = s.reshape([64, 2, BLOCK_N // 2]).permute(0, 2, 1).split()
-    new_p, new_sum = weights_of(s, shift, scale_log2, BLOCK_N // 2, SUMS, DTYPE)
-    mbarrier.wait(v_full.index(tile % STAGES), tile // STAGES & 1)
-    mbarrier.wait(k_full.index((tile + 1) % STAGES), (tile + 1) // STAGES & 1, pred=more)
-    acc = warpgroup_mma_wait(0, deps=[acc])
-    mbarrier.arrive(left.index(tile % STAGES))  # these keys, and the values of the tile before
-    new_p2, new_sum2 = weights_of(s2, shift, scale_log2, BLOCK_N // 2, SUMS, DTYPE)
-    row_sum = row_sum * gl.convert_layout(decay, gl.SliceLayout(1, SUMS))[:, None] + new_sum + new_sum2
-    return new_p, new_p2, acc * gl.convert_layout(decay, gl.SliceLayout(1, O_LAYOUT))[:, None], row_max, row_sum
+def no_weights(BLOCK_N: gl.constexpr, S_LAYOUT: gl.constexpr):
+    """What `weights_of` gives of the two halves of a tile, but zeros."""
+    half, half2 = gl.zeros([64, BLOCK_N], gl.int32, S_LAYOUT).reshape([64, 2, BLOCK_N // 2]).permute(0, 2, 1).split()
+    p, _high = half.reshape([64, BLOCK_N // 4, 2]).split()
+    p2, _high2 = half2.reshape([64, BLOCK_N // 4, 2]).split()
+    return p, p2
 
 
 @gluon.jit
@@ -291,7 +353,7 @@ def shift_of(s, row_max, scale_log2, BLOCK_N: gl.constexpr, S_LAYOUT: gl.constex
 
 
 @gluon.jit
-def weights_of(s, shift, scale_log2, WIDTH: gl.constexpr, SUMS: gl.constexpr, DTYPE: gl.constexpr):
+def weights_of(s, shift, scale_log2, WIDTH: gl.constexpr, DTYPE: gl.constexpr):
     """Weights of (64, WIDTH) scores, two neighbours' halves to an int32 (a loop that carries them one by one turns and moves each), and sums."""
     p = gl.exp2(s * scale_log2 - gl.convert_layout(shift, gl.SliceLayout(1, s.type.layout))[:, None])
     pairs = gl.sum(p.reshape([64, WIDTH // 8, 4, 2]), 3)
@@ -304,11 +366,12 @@ def weights_of(s, shift, scale_log2, WIDTH: gl.constexpr, SUMS: gl.constexpr, DT
 
 
 @gluon.jit
-def weighted_values(p, p2, acc, v_smem, stage, BLOCK_N: gl.constexpr, O_LAYOUT: gl.constexpr, DTYPE: gl.constexpr):
+def weighted_values(p, p2, acc, tiles, stage, BLOCK_N: gl.constexpr, O_LAYOUT: gl.constexpr):
     """The output so far, not waited for: a tile's weights times its values, which are there, are added to it."""
+    _k_smem, v_smem, _k_full, _v_full, _left = tiles
     packed = gl.join(p, p2).permute(0, 2, 1).reshape([64, BLOCK_N // 2])
     low, high = gl.inline_asm_elementwise("mov.b32 {$0, $1}, $2;", "=h,=h,r", [packed], (gl.int16, gl.int16), True, 1)
-    weights = gl.join(low, high).reshape([64, BLOCK_N]).to(DTYPE, bitcast=True)
+    weights = gl.join(low, high).reshape([64, BLOCK_N]).to(v_smem.dtype, bitcast=True)
     weights = gl.convert_layout(weights, gl.DotOperandLayout(0, O_LAYOUT, 2))
     return warpgroup_mma(weights, v_smem.index(stage), acc, is_async=True)
 
@@ -332,6 +395,7 @@ def prefill_kernel(
     k_smem = gl.allocate_shared_memory(dtype, [STAGES, BLOCK_N, HEAD_DIM], layout)
     v_smem = gl.allocate_shared_memory(dtype, [STAGES, BLOCK_N, HEAD_DIM], layout)
     item_smem = gl.allocate_shared_memory(gl.int32, [SLOTS * FIELDS, 1], gl.SwizzledSharedLayout(1, 1, 1, [0]))
+    boxes_smem = gl.allocate_shared_memory(gl.int32, [2 * (BLOCK_N // BOX), 1], gl.SwizzledSharedLayout(1, 1, 1, [0]))
     k_full = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
     v_full = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
     left = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
@@ -352,15 +416,16 @@ def prefill_kernel(
 
     lengths = (num_seqs, group_size, cu_seqlens_q, cu_seqlens_k, stride_cq, stride_ck)
     ring = (item_smem, item_full, item_empty, wanted)
-    rows = (q, out, stride_qt, stride_qh, stride_ot, stride_oh, scale_log2, q_smem, (group_size, of_row))
+    rows = (q, out, (stride_qt, stride_qh), (stride_ot, stride_oh), scale_log2, q_smem, (group_size, of_row))
+    tiles = (k_smem, v_smem, k_full, v_full, left)
     k_pages = (k_desc, block_tables, stride_tb, stride_tm, block_size, block_shift)
     v_pages = (v_desc, block_tables, stride_tb, stride_tm, block_size, block_shift)
     gl.warp_specialize(
         [
-            (attend_rows, (rows, ring, k_smem, v_smem, k_full, v_full, left, 0, BLOCK_N, HEAD_DIM, STAGES)),
-            (attend_rows, (rows, ring, k_smem, v_smem, k_full, v_full, left, 1, BLOCK_N, HEAD_DIM, STAGES)),
-            (load_tiles, (k_pages, ring, k_smem, k_full, left, 0, PAGED, BOX, BLOCK_N, HALVES, STAGES)),
-            (load_tiles, (v_pages, ring, v_smem, v_full, left, 1, PAGED, BOX, BLOCK_N, HALVES, STAGES)),
+            (attend_rows, (rows, ring, tiles, 0, BLOCK_N, HEAD_DIM, STAGES)),
+            (attend_rows, (rows, ring, tiles, 1, BLOCK_N, HEAD_DIM, STAGES)),
+            (load_tiles, (k_pages, ring, boxes_smem, k_smem, k_full, left, 0, PAGED, BOX, BLOCK_N, HALVES, STAGES)),
+            (load_tiles, (v_pages, ring, boxes_smem, v_smem, v_full, left, 1, PAGED, BOX, BLOCK_N, HALVES, STAGES)),
             (hand_out, (plan, lengths, ring, STAGES, BLOCK_N)),
         ],
         [4, 1, 1, 1],
