@@ -70,7 +70,7 @@ def prefill_attention(
     hopper = None if pack else hopper_module(q.device)
     if hopper is not None and hopper.takes(q, k, v, paged):
         with on_device_of(q):
-            hopper.launch(q, k, v, out, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, scale, block_tables)
+            hopper.launch(q, k, v, out, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, scale, block_tables)
         return out
     rows = max_seqlen_q * group_size if pack else max_seqlen_q
     tile = prefill_tile(rows, max_seqlen_k, head_dim, q.dtype)

@@ -9,15 +9,15 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
 from gpu_impl.launch import ceil_div, num_multiprocessors
-from gpu_impl.prefill_hopper_kernel import prefill_kernel
+from gpu_impl.prefill_hopper_kernel import ROWS, prefill_kernel
 from gpu_impl.prefill_items import LEAST_SORTED, MOST_SORTED, plan_kernel
 
 DTYPES = (torch.float16, torch.bfloat16)
 HEAD_DIMS = (64, 128)
-ROWS = 128  # of an item
 TILE_ROWS = 128  # keys of a tile
 MOST_IN_GROUP = 128  # query heads
 WIDTH = 64  # of a swizzled row of half precision
+PEELED = 1024  # keys: for fewer, the smaller code of a kernel whose first tile is like the others is faster
 STAGES = 3  # tiles of keys, and of values, that are on their way or in use
 
 
@@ -42,6 +42,7 @@ def launch(
     cu_seqlens_q: torch.Tensor,
     cu_seqlens_k: torch.Tensor,
     max_seqlen_q: int,
+    max_seqlen_k: int,
     scale: float,
     block_tables: torch.Tensor | None,
 ) -> None:
@@ -62,11 +63,11 @@ def launch(
         group_size,
         cu_seqlens_q.stride(0),
         cu_seqlens_k.stride(0),
-        ROWS=ROWS,
+        ROWS=ROWS.value,
         BLOCK=LEAST_SORTED if num_seqs <= LEAST_SORTED else MOST_SORTED,
         EARLY=True,
     )
-    most_items = ceil_div(max_seqlen_q * group_size, ROWS) * num_seqs * num_kv_heads
+    most_items = ceil_div(max_seqlen_q * group_size, ROWS.value) * num_seqs * num_kv_heads
     prefill_kernel[(min(most_items, num_multiprocessors(q.device)),)](
         q,
         _boxes(k, box),
@@ -92,6 +93,7 @@ def launch(
         BLOCK_N=TILE_ROWS,
         HEAD_DIM=head_dim,
         STAGES=STAGES,
+        PEEL=max_seqlen_k > PEELED,
         num_warps=4,
         launch_pdl=True,
     )

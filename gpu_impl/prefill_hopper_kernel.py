@@ -19,6 +19,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma_wait,
 )
 
+ROWS = gl.constexpr(128)  # of an item
 SLOTS = gl.constexpr(4)  # items that are told and not yet left
 TILES, KV_HEAD, SEQ, KEY_START, KEY_LEN, FIRST_TOKEN, FIRST_ROW, ROWS_LEFT, VISIBLE = [gl.constexpr(i) for i in range(9)]
 FIELDS = gl.constexpr(9)  # of an item
@@ -30,7 +31,7 @@ SUMS = gl.constexpr(gl.DistributedLinearLayout([[8, 0]], [[0, 1], [0, 2], [1, 0]
 
 
 @gluon.jit
-def hand_out(plan, lengths, ring, STAGES: gl.constexpr, BLOCK_N: gl.constexpr):
+def hand_out(plan, lengths, ring, BLOCK_N: gl.constexpr):
     """A warp that tells the others which item is next: the program's own number first, then whatever no program has taken.
 
     It asks when the tiles of the item before are on their way, so that no program takes more than it can begin soon.
@@ -53,9 +54,9 @@ def hand_out(plan, lengths, ring, STAGES: gl.constexpr, BLOCK_N: gl.constexpr):
         key_len = gl.load(cu_seqlens_k + (seq + 1) * stride_ck).to(gl.int32) - key_start
         # rows are a sequence's queries by token, and for each the query heads of the group, which share their keys; the last first, because
         # they have the most keys, and a kv head's one after the other, so that all programs but one find its keys in the L2 cache
-        items_a_head = gl.maximum((query_len * group_size + 127) // 128, 1)
-        first_row = (items_a_head - 1 - number % items_a_head) * 128
-        seen = key_len - query_len + gl.minimum(query_len, (first_row + 127) // group_size + 1)
+        items_a_head = gl.maximum((query_len * group_size + ROWS - 1) // ROWS, 1)
+        first_row = (items_a_head - 1 - number % items_a_head) * ROWS
+        seen = key_len - query_len + gl.minimum(query_len, (first_row + ROWS - 1) // group_size + 1)
         token = first_row // group_size
         fields = (
             (gl.maximum(seen, 1) + BLOCK_N - 1) // BLOCK_N * more, number // items_a_head, seq, key_start, key_len,
@@ -168,7 +169,7 @@ def rows_at(base, row, item, strides, group):
 
 
 @gluon.jit
-def load_queries(rows, ring, number, HALF: gl.constexpr, HEAD_DIM: gl.constexpr):
+def load_queries(rows, ring, number, PART: gl.constexpr, HEAD_DIM: gl.constexpr):
     """Send for the half of an item's queries that this warpgroup attends with; past the last item for nothing."""
     q, _out, q_strides, _out_strides, _scale_log2, q_smem, group = rows
     FLAT: gl.constexpr = gl.BlockedLayout([1, 8], [4, 8], [4, 1], [1, 0])
@@ -176,13 +177,13 @@ def load_queries(rows, ring, number, HALF: gl.constexpr, HEAD_DIM: gl.constexpr)
     item = written_rows(ring, number)
     rows_left = gl.where(num_tiles > 0, item[3], 0)
     dim = gl.arange(0, 64, gl.SliceLayout(0, FLAT))
-    parts = q_smem._reinterpret(q_smem.dtype, [2 * HEAD_DIM // 16, 16, 64], q_smem.layout)
+    parts = q_smem._reinterpret(q_smem.dtype, [q_smem.shape[0] * HEAD_DIM // 16, 16, 64], q_smem.layout)
     gl.thread_barrier()  # all of the warpgroup have done with the queries that are there
-    for part in range(gl.where(group[0] > 0, 4, 0)):  # 4, but not known to a compiler that would unroll the loop
-        row = HALF * 64 + part * 16 + gl.arange(0, 16, gl.SliceLayout(1, FLAT))
+    for n in range(gl.where(group[0] > 0, 4, 0)):  # 4, but not known to a compiler that would unroll the loop
+        row = PART * 64 + n * 16 + gl.arange(0, 16, gl.SliceLayout(1, FLAT))
         q_at = rows_at(q, row, item, q_strides, group)[:, None] + dim[None, :]
         for h in gl.static_range(HEAD_DIM // 64):
-            place = parts.index((HALF * (HEAD_DIM // 64) + h) * 4 + part)
+            place = parts.index((PART * (HEAD_DIM // 64) + h) * 4 + n)
             async_copy.async_copy_global_to_shared(place, q_at + h * 64, mask=(row < rows_left)[:, None])
     async_copy.commit_group()
     return num_tiles
@@ -196,7 +197,9 @@ def written_rows(ring, number):
 
 
 @gluon.jit
-def attend_rows(rows, ring, tiles, HALF: gl.constexpr, BLOCK_N: gl.constexpr, HEAD_DIM: gl.constexpr, STAGES: gl.constexpr):
+def attend_rows(
+    rows, ring, tiles, PART: gl.constexpr, PEEL: gl.constexpr, BLOCK_N: gl.constexpr, HEAD_DIM: gl.constexpr, STAGES: gl.constexpr
+):  # fmt: skip
     """A warpgroup: of each item one half of the rows, 64, and all the tiles that the item's last row sees."""
     _q, _out, _q_strides, _out_strides, _scale_log2, _q_smem, group = rows
     _k_smem, _v_smem, k_full, _v_full, _left = tiles
@@ -208,45 +211,46 @@ def attend_rows(rows, ring, tiles, HALF: gl.constexpr, BLOCK_N: gl.constexpr, HE
     row_sum = gl.full([64, 4], 0.0, gl.float32, SUMS)
     before = (gl.to_tensor(0), gl.to_tensor(0), gl.to_tensor(0), gl.to_tensor(0))  # the rows of the item before: none
     number, done = 0, 0
-    num_tiles = load_queries(rows, ring, 0, HALF, HEAD_DIM)
+    num_tiles = load_queries(rows, ring, 0, PART, HEAD_DIM)
     while num_tiles > 0:
         item, key_len = written_rows(ring, number), field(ring, number, KEY_LEN, ONE_A_WARPGROUP)
         visible = field(ring, number, VISIBLE, ONE_A_WARPGROUP)
         leave_item(ring, number)
         num_masked = num_tiles - gl.maximum(visible + 1, 0) // BLOCK_N
-        row = item[1] + HALF * 64 + gl.arange(0, 64, gl.SliceLayout(1, S_LAYOUT))
+        row = item[1] + PART * 64 + gl.arange(0, 64, gl.SliceLayout(1, S_LAYOUT))
         last_visible = visible + ((row * group[1]) >> 16)
         async_copy.wait_group(0)
         fence_async_shared()
         gl.thread_barrier()
         mbarrier.wait(k_full.index(done % STAGES), done // STAGES & 1)
         number += 1
-        next_tiles, p, p2, acc, row_max, row_sum = next_tile(
-            0, done, num_tiles, num_masked, gl.to_tensor(0), p, p2, acc, row_max, row_sum, rows, before, ring, number, tiles, key_len, last_visible,
-            True, HALF, BLOCK_N, HEAD_DIM, STAGES, S_LAYOUT, O_LAYOUT,
-        )  # fmt: skip
-        for i in range(1, num_tiles):
+        next_tiles = gl.to_tensor(0)
+        if PEEL:
             next_tiles, p, p2, acc, row_max, row_sum = next_tile(
-                i, done, num_tiles, num_masked, next_tiles, p, p2, acc, row_max, row_sum, rows, before, ring, number, tiles, key_len, last_visible,
-                False, HALF, BLOCK_N, HEAD_DIM, STAGES, S_LAYOUT, O_LAYOUT,
+                0, True, done, num_tiles, num_masked, next_tiles, p, p2, acc, row_max, row_sum, rows, before, ring, number, tiles, key_len,
+                last_visible, PART, BLOCK_N, HEAD_DIM, STAGES, S_LAYOUT, O_LAYOUT,
+            )  # fmt: skip
+        for i in range(1 if PEEL else 0, num_tiles):
+            next_tiles, p, p2, acc, row_max, row_sum = next_tile(
+                i, False if PEEL else i == 0, done, num_tiles, num_masked, next_tiles, p, p2, acc, row_max, row_sum, rows, before, ring, number,
+                tiles, key_len, last_visible, PART, BLOCK_N, HEAD_DIM, STAGES, S_LAYOUT, O_LAYOUT,
             )  # fmt: skip
         before = item
         done += num_tiles
         num_tiles = next_tiles
     acc = weighted_values(p, p2, acc, tiles, (done + STAGES - 1) % STAGES, BLOCK_N, O_LAYOUT)
     acc = warpgroup_mma_wait(0, deps=[acc])
-    write_rows(acc, row_sum, rows, before, HALF, HEAD_DIM, O_LAYOUT)
+    write_rows(acc, row_sum, rows, before, PART, HEAD_DIM, O_LAYOUT)
 
 
 @gluon.jit
 def next_tile(
-    i, done, num_tiles, num_masked, next_tiles, p, p2, acc, row_max, row_sum, rows, before, ring, number, tiles, key_len, last_visible,
-    FIRST: gl.constexpr, HALF: gl.constexpr, BLOCK_N: gl.constexpr, HEAD_DIM: gl.constexpr, STAGES: gl.constexpr,
-    S_LAYOUT: gl.constexpr, O_LAYOUT: gl.constexpr,
+    i, is_first, done, num_tiles, num_masked, next_tiles, p, p2, acc, row_max, row_sum, rows, before, ring, number, tiles, key_len, last_visible,
+    PART: gl.constexpr, BLOCK_N: gl.constexpr, HEAD_DIM: gl.constexpr, STAGES: gl.constexpr, S_LAYOUT: gl.constexpr, O_LAYOUT: gl.constexpr,
 ):  # fmt: skip
     """The scores and weights of an item's tile number i, whose keys are there, while the tile before is multiplied with its values.
 
-    The tile before the FIRST is the last of the item before, which is written here, and before the last tile's weights the next item's
+    The tile before the first is the last of the item before, which is written here, and before the last tile's weights the next item's
     queries are sent for. Half of the exponentials come before the wait for the product and half behind it, where what else is to be done hides
     them: alone, a warp's exponential takes 8 cycles. The waits for what is loaded end a block, so that the assembler leaves each in its place.
     """
@@ -254,28 +258,28 @@ def next_tile(
     k_smem, v_smem, k_full, v_full, left = tiles
     tile, first = done + i, (num_tiles - 1 - i) * BLOCK_N
     stage = tile % STAGES
-    s = scores_of(q_smem, k_smem, HALF, stage, BLOCK_N, S_LAYOUT)
+    s = scores_of(q_smem, k_smem, PART, stage, BLOCK_N, S_LAYOUT)
     acc = weighted_values(p, p2, acc, tiles, (tile + STAGES - 1) % STAGES, BLOCK_N, O_LAYOUT)
     s = warpgroup_mma_wait(1, deps=[s])
     if (i < num_masked) | (i == num_tiles - 1):
         if i < num_masked:
             s = masked(s, first, last_visible, BLOCK_N, S_LAYOUT)
         if i == num_tiles - 1:
-            next_tiles = load_queries(rows, ring, number, HALF, HEAD_DIM)
-    if FIRST:
+            next_tiles = load_queries(rows, ring, number, PART, HEAD_DIM)
+    if is_first:
         row_max = gl.full([64], float("-inf"), gl.float32, gl.SliceLayout(1, S_LAYOUT))
     row_max, shift, decay = shift_of(s, row_max, scale_log2, BLOCK_N, S_LAYOUT, q_smem.dtype)
     s, s2 = s.reshape([64, 2, BLOCK_N // 2]).permute(0, 2, 1).split()
     new_p, new_sum = weights_of(s, shift, scale_log2, BLOCK_N // 2, q_smem.dtype)
     mbarrier.wait(v_full.index(stage), tile // STAGES & 1)
     mbarrier.wait(k_full.index((tile + 1) % STAGES), (tile + 1) // STAGES & 1, pred=i < num_tiles - 1)
-    if FIRST:
+    if is_first:
         if key_len < first + BLOCK_N:  # slots past the sequence may hold NaN, and 0 * NaN is NaN
             erase_values(v_smem, stage, gl.maximum(key_len - first, 0), BLOCK_N, HEAD_DIM, STAGES)
     acc = warpgroup_mma_wait(0, deps=[acc])
     mbarrier.arrive(left.index(stage))  # these keys, and the values of the tile before
-    if FIRST:
-        write_rows(acc, row_sum, rows, before, HALF, HEAD_DIM, O_LAYOUT)
+    if is_first:
+        write_rows(acc, row_sum, rows, before, PART, HEAD_DIM, O_LAYOUT)
         acc = gl.zeros([64, HEAD_DIM], gl.float32, O_LAYOUT)
         row_sum = gl.full([64, 4], 0.0, gl.float32, SUMS)
     new_p2, new_sum2 = weights_of(s2, shift, scale_log2, BLOCK_N // 2, q_smem.dtype)
@@ -298,7 +302,7 @@ def erase_values(v_smem, stage, first, BLOCK_N: gl.constexpr, HEAD_DIM: gl.const
 
 
 @gluon.jit
-def write_rows(acc, row_sum, rows, item, HALF: gl.constexpr, HEAD_DIM: gl.constexpr, O_LAYOUT: gl.constexpr):
+def write_rows(acc, row_sum, rows, item, PART: gl.constexpr, HEAD_DIM: gl.constexpr, O_LAYOUT: gl.constexpr):
     """An item's half of the output, of weighted sums and sums of weights."""
     _q, out, _q_strides, out_strides, _scale_log2, _q_smem, group = rows
     # 8 bytes a thread, and of the rows that its quad has of the products
@@ -308,7 +312,7 @@ def write_rows(acc, row_sum, rows, item, HALF: gl.constexpr, HEAD_DIM: gl.conste
     )  # fmt: skip
     total = gl.sum(row_sum, 1)
     scale = gl.convert_layout(1.0 / gl.where(total == 0.0, 1.0, total), gl.SliceLayout(1, O_LAYOUT))
-    row = HALF * 64 + gl.arange(0, 64, gl.SliceLayout(1, STORED))
+    row = PART * 64 + gl.arange(0, 64, gl.SliceLayout(1, STORED))
     out_at = rows_at(out, row, item, out_strides, group)[:, None] + gl.arange(0, HEAD_DIM, gl.SliceLayout(0, STORED))[None, :]
     gl.store(out_at, gl.convert_layout((acc * scale[:, None]).to(out.dtype.element_ty), STORED), mask=(row < item[3])[:, None])
 
@@ -323,10 +327,10 @@ def no_weights(BLOCK_N: gl.constexpr, S_LAYOUT: gl.constexpr):
 
 
 @gluon.jit
-def scores_of(q_smem, k_smem, HALF: gl.constexpr, stage, BLOCK_N: gl.constexpr, S_LAYOUT: gl.constexpr):
+def scores_of(q_smem, k_smem, PART: gl.constexpr, stage, BLOCK_N: gl.constexpr, S_LAYOUT: gl.constexpr):
     """(64, BLOCK_N) float32, not waited for: the rows' products with a tile of keys."""
     s = gl.zeros([64, BLOCK_N], gl.float32, S_LAYOUT)
-    return warpgroup_mma(q_smem.index(HALF), k_smem.index(stage).permute([1, 0]), s, use_acc=False, is_async=True)
+    return warpgroup_mma(q_smem.index(PART), k_smem.index(stage).permute([1, 0]), s, use_acc=False, is_async=True)
 
 
 @gluon.jit
@@ -382,7 +386,7 @@ def weighted_values(p, p2, acc, tiles, stage, BLOCK_N: gl.constexpr, O_LAYOUT: g
 def prefill_kernel(
     q, k_desc, v_desc, out, plan, cu_seqlens_q, cu_seqlens_k, block_tables, scale_log2, num_seqs, group_size, of_row,
     block_size, block_shift, stride_qt, stride_qh, stride_ot, stride_oh, stride_tb, stride_tm, stride_cq, stride_ck,
-    PAGED: gl.constexpr, BOX: gl.constexpr, BLOCK_N: gl.constexpr, HEAD_DIM: gl.constexpr, STAGES: gl.constexpr,
+    PAGED: gl.constexpr, BOX: gl.constexpr, BLOCK_N: gl.constexpr, HEAD_DIM: gl.constexpr, STAGES: gl.constexpr, PEEL: gl.constexpr,
 ):  # fmt: skip
     """As many programs as run at once share out the plan's items. k_desc, v_desc: slots as rows (slots, Hk * D), boxes (BOX, 64).
 
@@ -422,11 +426,11 @@ def prefill_kernel(
     v_pages = (v_desc, block_tables, stride_tb, stride_tm, block_size, block_shift)
     gl.warp_specialize(
         [
-            (attend_rows, (rows, ring, tiles, 0, BLOCK_N, HEAD_DIM, STAGES)),
-            (attend_rows, (rows, ring, tiles, 1, BLOCK_N, HEAD_DIM, STAGES)),
+            (attend_rows, (rows, ring, tiles, 0, PEEL, BLOCK_N, HEAD_DIM, STAGES)),
+            (attend_rows, (rows, ring, tiles, 1, PEEL, BLOCK_N, HEAD_DIM, STAGES)),
             (load_tiles, (k_pages, ring, boxes_smem, k_smem, k_full, left, 0, PAGED, BOX, BLOCK_N, HALVES, STAGES)),
             (load_tiles, (v_pages, ring, boxes_smem, v_smem, v_full, left, 1, PAGED, BOX, BLOCK_N, HALVES, STAGES)),
-            (hand_out, (plan, lengths, ring, STAGES, BLOCK_N)),
+            (hand_out, (plan, lengths, ring, BLOCK_N)),
         ],
         [4, 1, 1, 1],
         [240, 32, 32, 32],
