@@ -20,6 +20,7 @@ from gpu_impl.sampling_state import Seed, counters_for, seed_for
 
 FLOATS = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
 TILE = 2**16 if INTERPRET else 4096  # tokens of a tile where the noise is given
+LEAST_TILE = 256  # of those: few sizes are compiled
 # in the interpreter programs are wide and few, and still every seam of the kernel is in use
 STEPS_IN_INTERPRETER, LOGITS_IN_INTERPRETER, SPLITS_IN_INTERPRETER = 6, 2**20, 2
 
@@ -132,9 +133,9 @@ def race(
 def given_race(logits: torch.Tensor, temperatures: torch.Tensor, noise: torch.Tensor, tokens: torch.Tensor) -> None:
     """Fill tokens (B,) with the argmax of p / noise: one pass for the masses of the tiles, one for the race."""
     (num_rows, vocab_size), logits, noise, temperatures = logits.shape, readable(logits), readable(noise), temperatures.float()
-    tile = min(TILE, power_of_two(vocab_size))
+    tile = min(TILE, power_of_two(vocab_size if INTERPRET else max(vocab_size, LEAST_TILE)))
     num_tiles = ceil_div(vocab_size, tile)
-    rows = min(power_of_two(num_rows), max(1, (2**17 if INTERPRET else 1024) // tile))
+    rows = min(power_of_two(num_rows), max(1, 2**17 // tile)) if INTERPRET else max(1, 4 * LEAST_TILE // tile)
     tile_max, tile_sum = torch.empty((2, num_rows, num_tiles), dtype=torch.float32, device=logits.device)
     tile_mass_kernel[(ceil_div(num_rows, rows) * num_tiles,)](
         logits, temperatures, tile_max, tile_sum, num_rows, vocab_size, num_tiles, *logits.stride(), temperatures.stride(0),

@@ -203,7 +203,7 @@ def race_kernel(
                 tl.store(seeds, seed + 1)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_rows", "num_tiles", "stride_t"])
 def tile_mass_kernel(
     logits, temperatures, tile_max, tile_sum, num_rows, vocab_size, num_tiles, stride_b, stride_v, stride_t,
     ROWS: tl.constexpr, TILE: tl.constexpr,
@@ -222,7 +222,7 @@ def tile_mass_kernel(
     tl.store(tile_sum + row * num_tiles + tile, mass, mask=row_ok)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_rows", "num_tiles", "stride_t"])
 def given_race_kernel(
     logits, temperatures, noise, tile_max, tile_sum, tokens, num_rows, vocab_size, num_tiles, stride_b, stride_v, stride_nb, stride_nv, stride_t,
     ROWS: tl.constexpr, TILE: tl.constexpr, BLOCK_TILES: tl.constexpr,

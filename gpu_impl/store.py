@@ -10,6 +10,7 @@ from gpu_impl.launch import INTERPRET, ceil_div, launches_early, on_device_of, p
 
 # floats are copied as integers of their width, so that no conversion can touch a NaN payload, a -0.0 or a subnormal
 ROW_BYTES = 2048  # of keys, and of values, of a program: 16 bytes a thread; more of them were slower
+LEAST_WIDTH = 64  # elements of a program's row: few sizes are compiled
 BITS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
@@ -47,7 +48,7 @@ def store_kvcache(
     bits = BITS[key.element_size()]
     flat_rows = all(t.stride(-1) == 1 and (num_kv_heads == 1 or t.stride(-2) == head_dim) for t in (key, value, k_cache, v_cache))
     flat_slots = all(cache.stride(0) == cache.shape[1] * cache.stride(1) for cache in (k_cache, v_cache))
-    block_width = min(power_of_two(width), 2048)
+    block_width = min(power_of_two(width if INTERPRET else max(width, LEAST_WIDTH)), 2048)
     rows = min(power_of_two(num_tokens), max(1, 2**17 // block_width)) if INTERPRET else max(1, ROW_BYTES // (block_width * key.element_size()))
     early = launches_early(key.device)
     with on_device_of(key):
@@ -76,7 +77,10 @@ def store_kvcache(
         )
 
 
-@triton.jit
+@triton.jit(do_not_specialize=[  # what only strided heads need, and what changes from batch to batch
+    "num_tokens", "head_dim", "block_size", "stride_slots", "stride_kh", "stride_kd", "stride_vh", "stride_vd", "stride_kch", "stride_kcd",
+    "stride_vch", "stride_vcd",
+])
 def _store_kernel(
     key, value, k_cache, v_cache, slot_mapping,
     num_tokens, width, head_dim, block_size, stride_slots,
