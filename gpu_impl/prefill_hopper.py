@@ -9,7 +9,8 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
 from gpu_impl.launch import ceil_div, num_multiprocessors
-from gpu_impl.prefill_hopper_kernel import ROWS, prefill_kernel
+from gpu_impl.prefill_hopper_kernel import prefill_kernel
+from gpu_impl.prefill_hopper_ring import ROWS
 from gpu_impl.prefill_items import LEAST_SORTED, MOST_SORTED, plan_kernel
 
 DTYPES = (torch.float16, torch.bfloat16)

@@ -1,199 +1,78 @@
-"""Prefill on Hopper, in Gluon: two warps load tiles of keys and of values by TMA, page by page, two warpgroups of 64 query rows attend to them.
+"""Prefill on Hopper, in Gluon: two warps load tiles of keys and of values, two warpgroups of 64 query rows each attend to them.
 
 While a warpgroup's tensor core multiplies one tile's weights with its values, its threads take the softmax of the next tile's scores
-(FlashAttention-3, arXiv 2407.08608). A head of 128 lies in shared memory as two halves of 64, the width of a swizzled row, so that a page of
-16 tokens is a box of its own. Tiles come from the last to the first: only the first of them are masked. Programs stay, and take one item of
-`gpu_impl.prefill_items` after the other; what comes of one is written while the first tile of the next is multiplied.
+(FlashAttention-3, arXiv 2407.08608). Tiles come from the last to the first: only the first of them are masked. Programs stay, and take one item
+after the other; what comes of one is written while the first tile of the next is multiplied.
 """
 
 from __future__ import annotations
 
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
-from triton.experimental.gluon.language.nvidia.hopper import (
-    async_copy,
-    fence_async_shared,
-    mbarrier,
-    tma,
-    warpgroup_mma,
-    warpgroup_mma_wait,
-)
+from triton.experimental.gluon.language.nvidia.hopper import async_copy, fence_async_shared, mbarrier, warpgroup_mma, warpgroup_mma_wait
 
-ROWS = gl.constexpr(128)  # of an item
-SLOTS = gl.constexpr(4)  # items that are told and not yet left
-TILES, KV_HEAD, SEQ, KEY_START, KEY_LEN, FIRST_TOKEN, FIRST_ROW, ROWS_LEFT, VISIBLE = [gl.constexpr(i) for i in range(9)]
-FIELDS = gl.constexpr(9)  # of an item
-SEARCHED = gl.constexpr(128)  # sequences at once
-ONE_A_WARP = gl.constexpr(gl.BlockedLayout([1], [32], [1], [0]))  # one number that all threads have
-ONE_A_WARPGROUP = gl.constexpr(gl.BlockedLayout([1], [32], [4], [0]))
+from gpu_impl.prefill_hopper_loads import erase_values, load_queries, load_tiles, rows_at
+from gpu_impl.prefill_hopper_ring import FIELDS, KEY_LEN, ONE_A_WARPGROUP, SLOTS, VISIBLE, field, hand_out, leave_item, rows_told
+
 # a row's four sums, of what each thread of a quad has of it
 SUMS = gl.constexpr(gl.DistributedLinearLayout([[8, 0]], [[0, 1], [0, 2], [1, 0], [2, 0], [4, 0]], [[16, 0], [32, 0]], [], [64, 4]))
 
 
-@gluon.jit
-def hand_out(plan, lengths, ring, BLOCK_N: gl.constexpr):
-    """A warp that tells the others which item is next: the program's own number first, then whatever no program has taken.
-
-    It asks when the tiles of the item before are on their way, so that no program takes more than it can begin soon.
-    """
-    num_seqs, group_size, cu_seqlens_q, cu_seqlens_k, stride_cq, stride_ck = lengths
-    item_smem, item_full, item_empty, wanted = ring
-    SEARCH: gl.constexpr = gl.BlockedLayout([4], [32], [1], [0])
-    num_items = gl.load(plan + 1 + num_seqs)
-    item, told, more = gl.program_id(0), 0, 1
-    while more > 0:
-        more = (item < num_items).to(gl.int32)
-        place = gl.to_tensor(-1)
-        for start in range(0, num_seqs, SEARCHED):
-            at = start + gl.arange(0, SEARCHED, SEARCH)
-            place += gl.sum((gl.load(plan + 1 + at, mask=at < num_seqs, other=2147483647) <= item).to(gl.int32), 0)
-        number, seq = item - gl.load(plan + 1 + place), gl.load(plan + 2 + num_seqs + place)
-        query_start = gl.load(cu_seqlens_q + seq * stride_cq).to(gl.int32)
-        query_len = gl.load(cu_seqlens_q + (seq + 1) * stride_cq).to(gl.int32) - query_start
-        key_start = gl.load(cu_seqlens_k + seq * stride_ck).to(gl.int32)
-        key_len = gl.load(cu_seqlens_k + (seq + 1) * stride_ck).to(gl.int32) - key_start
-        # rows are a sequence's queries by token, and for each the query heads of the group, which share their keys; the last first, because
-        # they have the most keys, and a kv head's one after the other, so that all programs but one find its keys in the L2 cache
-        items_a_head = gl.maximum((query_len * group_size + ROWS - 1) // ROWS, 1)
-        first_row = (items_a_head - 1 - number % items_a_head) * ROWS
-        seen = key_len - query_len + gl.minimum(query_len, (first_row + ROWS - 1) // group_size + 1)
-        token = first_row // group_size
-        fields = (
-            (gl.maximum(seen, 1) + BLOCK_N - 1) // BLOCK_N * more, number // items_a_head, seq, key_start, key_len,
-            query_start + token, first_row - token * group_size, query_len * group_size - first_row, key_len - query_len + token,
-        )  # fmt: skip
-        mbarrier.wait(item_empty.index(told % SLOTS), (told // SLOTS + 1) & 1)
-        for i in gl.static_range(FIELDS):
-            item_smem.index(told % SLOTS * FIELDS + i).store(gl.full([1], fields[i], gl.int32, ONE_A_WARP))
-        gl.thread_barrier()
-        mbarrier.arrive(item_full.index(told % SLOTS))
-        mbarrier.wait(wanted.index(0), told & 1, pred=more > 0)
-        told += 1
-        item = gl.num_programs(0) + gl.atomic_add(plan, 1, sem="relaxed")
-
-
-@gluon.jit
-def field(ring, number, FIELD: gl.constexpr, LAYOUT: gl.constexpr):
-    item_smem, _item_full, _item_empty, _wanted = ring
-    return gl.sum(item_smem.index(number % SLOTS * FIELDS + FIELD).load(LAYOUT), 0)
-
-
-@gluon.jit
-def wait_for_item(ring, number, LAYOUT: gl.constexpr):
-    """How many tiles of keys the program's item number `number` has: 0 past the last."""
-    _item_smem, item_full, _item_empty, _wanted = ring
-    mbarrier.wait(item_full.index(number % SLOTS), number // SLOTS & 1)
-    return field(ring, number, TILES, LAYOUT)
-
-
-@gluon.jit
-def leave_item(ring, number):
-    _item_smem, _item_full, item_empty, _wanted = ring
-    gl.thread_barrier()
-    mbarrier.arrive(item_empty.index(number % SLOTS))
-
-
-@gluon.jit
-def load_tiles(
-    pages, ring, boxes_smem, smem, full, left, LAG: gl.constexpr, PAGED: gl.constexpr, BOX: gl.constexpr, BLOCK_N: gl.constexpr,
-    HALVES: gl.constexpr, STAGES: gl.constexpr,
+@gluon.jit(do_not_specialize=[
+    "num_seqs", "group_size", "of_row", "block_size", "block_shift", "stride_tb", "stride_tm", "stride_cq", "stride_ck",
+])
+def prefill_kernel(
+    q, k_desc, v_desc, out, plan, cu_seqlens_q, cu_seqlens_k, block_tables, scale_log2, num_seqs, group_size, of_row,
+    block_size, block_shift, stride_qt, stride_qh, stride_ot, stride_oh, stride_tb, stride_tm, stride_cq, stride_ck,
+    PAGED: gl.constexpr, BOX: gl.constexpr, BLOCK_N: gl.constexpr, HEAD_DIM: gl.constexpr, STAGES: gl.constexpr, PEEL: gl.constexpr,
 ):  # fmt: skip
-    """A loading warp: of each item the tiles of keys, or (LAG: they are used a tile later) of values, from the last to the first."""
-    desc, block_tables, stride_tb, stride_tm, block_size, block_shift = pages
-    _item_smem, _item_full, _item_empty, wanted = ring
-    BOXES: gl.constexpr = BLOCK_N // BOX
-    places = smem._reinterpret(smem.dtype, [STAGES * HALVES * BOXES, BOX, 64], smem.layout)
-    first_rows = boxes_smem._reinterpret(gl.int32, [2, BOXES], gl.SwizzledSharedLayout(1, 1, 1, [0])).index(LAG)
-    in_tile = gl.arange(0, BOXES, ONE_A_WARP) * BOX
-    num_boxes = gl.maximum(BLOCK_N >> block_shift, 1)  # BOXES, but not known to a compiler that would unroll the loop over them
-    number, loaded = 0, 0
-    num_tiles = wait_for_item(ring, 0, ONE_A_WARP)
-    while num_tiles > 0:
-        kv_head, seq = field(ring, number, KV_HEAD, ONE_A_WARP), field(ring, number, SEQ, ONE_A_WARP)
-        key_start, key_len = field(ring, number, KEY_START, ONE_A_WARP), field(ring, number, KEY_LEN, ONE_A_WARP)
-        leave_item(ring, number)
-        if LAG == 0:
-            mbarrier.arrive(wanted.index(0), pred=num_tiles <= STAGES)
-        table = block_tables + seq.to(gl.int64) * stride_tb
-        position = (num_tiles - 1) * BLOCK_N + in_tile
-        block = block_of(table, position, key_len, stride_tm, block_shift, PAGED)
-        for i in range(num_tiles):
-            tile, before = loaded + i, loaded + i - STAGES + LAG
-            if PAGED:
-                row = (block << block_shift) + (position & (block_size - 1))
-            else:
-                row = key_start + position
-            position -= BLOCK_N
-            block = block_of(table, position, key_len, stride_tm, block_shift, PAGED)  # of the next tile, on its way meanwhile
-            if BOXES > 1:
-                first_rows.store(row)
-                gl.thread_barrier()
-            mbarrier.wait(left.index(gl.maximum(before, 0) % STAGES), gl.maximum(before, 0) // STAGES & 1, pred=tile >= STAGES)
-            mbarrier.expect(full.index(tile % STAGES), BLOCK_N * HALVES * 128)
-            if BOXES > 1:
-                for b in range(num_boxes):
-                    box_row = gl.sum(boxes_smem.index(LAG * BOXES + b).load(ONE_A_WARP), 0)
-                    for h in gl.static_range(HALVES):
-                        place = places.index((tile % STAGES * HALVES + h) * BOXES + b)
-                        tma.async_copy_global_to_shared(desc, [box_row, (kv_head * HALVES + h) * 64], full.index(tile % STAGES), place)
-            else:
-                for h in gl.static_range(HALVES):
-                    place = places.index(tile % STAGES * HALVES + h)
-                    tma.async_copy_global_to_shared(desc, [gl.sum(row, 0), (kv_head * HALVES + h) * 64], full.index(tile % STAGES), place)
-        if LAG == 0:
-            mbarrier.arrive(wanted.index(0), pred=num_tiles > STAGES)
-        loaded += num_tiles
-        number += 1
-        num_tiles = wait_for_item(ring, number, ONE_A_WARP)
+    """As many programs as run at once share out the plan's items. k_desc, v_desc: slots as rows (slots, Hk * D), boxes (BOX, 64).
 
+    of_row: ceil(65536 / group_size), which makes n * of_row >> 16 the same as n // group_size for the rows of an item.
+    """
+    dtype: gl.constexpr = q.dtype.element_ty
+    HALVES: gl.constexpr = HEAD_DIM // 64
+    layout: gl.constexpr = gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=16, rank=2)
+    q_smem = gl.allocate_shared_memory(dtype, [2, 64, HEAD_DIM], layout)
+    k_smem = gl.allocate_shared_memory(dtype, [STAGES, BLOCK_N, HEAD_DIM], layout)
+    v_smem = gl.allocate_shared_memory(dtype, [STAGES, BLOCK_N, HEAD_DIM], layout)
+    item_smem = gl.allocate_shared_memory(gl.int32, [SLOTS * FIELDS, 1], gl.SwizzledSharedLayout(1, 1, 1, [0]))
+    boxes_smem = gl.allocate_shared_memory(gl.int32, [2 * (BLOCK_N // BOX), 1], gl.SwizzledSharedLayout(1, 1, 1, [0]))
+    k_full = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
+    v_full = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
+    left = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
+    item_full = gl.allocate_shared_memory(gl.int64, [SLOTS, 1], mbarrier.MBarrierLayout())
+    item_empty = gl.allocate_shared_memory(gl.int64, [SLOTS, 1], mbarrier.MBarrierLayout())
+    wanted = gl.allocate_shared_memory(gl.int64, [1, 1], mbarrier.MBarrierLayout())
+    for stage in gl.static_range(STAGES):
+        mbarrier.init(k_full.index(stage), count=1)
+        mbarrier.init(v_full.index(stage), count=1)
+        mbarrier.init(left.index(stage), count=2)
+    for slot in gl.static_range(SLOTS):
+        mbarrier.init(item_full.index(slot), count=1)
+        mbarrier.init(item_empty.index(slot), count=4)
+    mbarrier.init(wanted.index(0), count=1)
+    fence_async_shared()
+    gl.inline_asm_elementwise("griddepcontrol.wait; mov.b32 $0, 0;", "=r", [], gl.int32, False, 1)  # for the plan
+    gl.thread_barrier()
 
-@gluon.jit
-def block_of(table, position, key_len, stride_tm, block_shift, PAGED: gl.constexpr):
-    """The blocks of positions; -1, which lies outside the cache and comes as zeros, past the sequence."""
-    if PAGED:
-        there = (position >= 0) & (position < key_len)
-        return gl.load(table + (position >> block_shift) * stride_tm, mask=there, other=-1).to(gl.int32)
-    else:
-        return position
-
-
-@gluon.jit
-def rows_at(base, row, item, strides, group):
-    """Where the item's rows begin, as pointers like `row`, their numbers in it."""
-    first_token, first_row, kv_head, _rows_left = item
-    stride_t, stride_h = strides
-    group_size, of_row = group
-    token = ((first_row + row) * of_row) >> 16
-    head = first_row + row - token * group_size
-    return base + first_token.to(gl.int64) * stride_t + kv_head.to(gl.int64) * (group_size * stride_h) + (token * stride_t + head * stride_h)
-
-
-@gluon.jit
-def load_queries(rows, ring, number, PART: gl.constexpr, HEAD_DIM: gl.constexpr):
-    """Send for the half of an item's queries that this warpgroup attends with; past the last item for nothing."""
-    q, _out, q_strides, _out_strides, _scale_log2, q_smem, group = rows
-    FLAT: gl.constexpr = gl.BlockedLayout([1, 8], [4, 8], [4, 1], [1, 0])
-    num_tiles = wait_for_item(ring, number, ONE_A_WARPGROUP)
-    item = written_rows(ring, number)
-    rows_left = gl.where(num_tiles > 0, item[3], 0)
-    dim = gl.arange(0, 64, gl.SliceLayout(0, FLAT))
-    parts = q_smem._reinterpret(q_smem.dtype, [q_smem.shape[0] * HEAD_DIM // 16, 16, 64], q_smem.layout)
-    gl.thread_barrier()  # all of the warpgroup have done with the queries that are there
-    for n in range(gl.where(group[0] > 0, 4, 0)):  # 4, but not known to a compiler that would unroll the loop
-        row = PART * 64 + n * 16 + gl.arange(0, 16, gl.SliceLayout(1, FLAT))
-        q_at = rows_at(q, row, item, q_strides, group)[:, None] + dim[None, :]
-        for h in gl.static_range(HEAD_DIM // 64):
-            place = parts.index((PART * (HEAD_DIM // 64) + h) * 4 + n)
-            async_copy.async_copy_global_to_shared(place, q_at + h * 64, mask=(row < rows_left)[:, None])
-    async_copy.commit_group()
-    return num_tiles
-
-
-@gluon.jit
-def written_rows(ring, number):
-    """Of an item: its first row's token and place in the token's group, its kv head, and how many rows there are from there on."""
-    first_token, first_row = field(ring, number, FIRST_TOKEN, ONE_A_WARPGROUP), field(ring, number, FIRST_ROW, ONE_A_WARPGROUP)
-    return first_token, first_row, field(ring, number, KV_HEAD, ONE_A_WARPGROUP), field(ring, number, ROWS_LEFT, ONE_A_WARPGROUP)
+    lengths = (num_seqs, group_size, cu_seqlens_q, cu_seqlens_k, stride_cq, stride_ck)
+    ring = (item_smem, item_full, item_empty, wanted)
+    rows = (q, out, (stride_qt, stride_qh), (stride_ot, stride_oh), scale_log2, q_smem, (group_size, of_row))
+    tiles = (k_smem, v_smem, k_full, v_full, left)
+    k_pages = (k_desc, block_tables, stride_tb, stride_tm, block_size, block_shift)
+    v_pages = (v_desc, block_tables, stride_tb, stride_tm, block_size, block_shift)
+    gl.warp_specialize(
+        [
+            (attend_rows, (rows, ring, tiles, 0, PEEL, BLOCK_N, HEAD_DIM, STAGES)),
+            (attend_rows, (rows, ring, tiles, 1, PEEL, BLOCK_N, HEAD_DIM, STAGES)),
+            (load_tiles, (k_pages, ring, boxes_smem, k_smem, k_full, left, 0, PAGED, BOX, BLOCK_N, HALVES, STAGES)),
+            (load_tiles, (v_pages, ring, boxes_smem, v_smem, v_full, left, 1, PAGED, BOX, BLOCK_N, HALVES, STAGES)),
+            (hand_out, (plan, lengths, ring, BLOCK_N)),
+        ],
+        [4, 1, 1, 1],
+        [240, 32, 32, 32],
+    )
 
 
 @gluon.jit
@@ -213,7 +92,7 @@ def attend_rows(
     number, done = 0, 0
     num_tiles = load_queries(rows, ring, 0, PART, HEAD_DIM)
     while num_tiles > 0:
-        item, key_len = written_rows(ring, number), field(ring, number, KEY_LEN, ONE_A_WARPGROUP)
+        item, key_len = rows_told(ring, number), field(ring, number, KEY_LEN, ONE_A_WARPGROUP)
         visible = field(ring, number, VISIBLE, ONE_A_WARPGROUP)
         leave_item(ring, number)
         num_masked = num_tiles - gl.maximum(visible + 1, 0) // BLOCK_N
@@ -285,20 +164,6 @@ def next_tile(
     new_p2, new_sum2 = weights_of(s2, shift, scale_log2, BLOCK_N // 2, q_smem.dtype)
     row_sum = row_sum * gl.convert_layout(decay, gl.SliceLayout(1, SUMS))[:, None] + new_sum + new_sum2
     return next_tiles, new_p, new_p2, acc * gl.convert_layout(decay, gl.SliceLayout(1, O_LAYOUT))[:, None], row_max, row_sum
-
-
-@gluon.jit
-def erase_values(v_smem, stage, first, BLOCK_N: gl.constexpr, HEAD_DIM: gl.constexpr, STAGES: gl.constexpr):
-    """Zeros in a tile of values, from row `first` on."""
-    FLAT: gl.constexpr = gl.BlockedLayout([1, 8], [4, 8], [4, 1], [1, 0])
-    parts = v_smem._reinterpret(v_smem.dtype, [STAGES * (HEAD_DIM // 64) * BLOCK_N // 16, 16, 64], v_smem.layout)
-    for part in range(first // 16, BLOCK_N // 16):
-        there = part * 16 + gl.arange(0, 16, gl.SliceLayout(1, FLAT)) < first
-        for h in gl.static_range(HEAD_DIM // 64):
-            place = parts.index((stage * (HEAD_DIM // 64) + h) * (BLOCK_N // 16) + part)
-            place.store(gl.where(there[:, None], place.load(FLAT), 0.0))
-    fence_async_shared()
-    gl.thread_barrier()
 
 
 @gluon.jit
@@ -378,60 +243,3 @@ def weighted_values(p, p2, acc, tiles, stage, BLOCK_N: gl.constexpr, O_LAYOUT: g
     weights = gl.join(low, high).reshape([64, BLOCK_N]).to(v_smem.dtype, bitcast=True)
     weights = gl.convert_layout(weights, gl.DotOperandLayout(0, O_LAYOUT, 2))
     return warpgroup_mma(weights, v_smem.index(stage), acc, is_async=True)
-
-
-@gluon.jit(do_not_specialize=[
-    "num_seqs", "group_size", "of_row", "block_size", "block_shift", "stride_tb", "stride_tm", "stride_cq", "stride_ck",
-])
-def prefill_kernel(
-    q, k_desc, v_desc, out, plan, cu_seqlens_q, cu_seqlens_k, block_tables, scale_log2, num_seqs, group_size, of_row,
-    block_size, block_shift, stride_qt, stride_qh, stride_ot, stride_oh, stride_tb, stride_tm, stride_cq, stride_ck,
-    PAGED: gl.constexpr, BOX: gl.constexpr, BLOCK_N: gl.constexpr, HEAD_DIM: gl.constexpr, STAGES: gl.constexpr, PEEL: gl.constexpr,
-):  # fmt: skip
-    """As many programs as run at once share out the plan's items. k_desc, v_desc: slots as rows (slots, Hk * D), boxes (BOX, 64).
-
-    of_row: ceil(65536 / group_size), which makes n * of_row >> 16 the same as n // group_size for the rows of an item.
-    """
-    dtype: gl.constexpr = q.dtype.element_ty
-    HALVES: gl.constexpr = HEAD_DIM // 64
-    layout: gl.constexpr = gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=16, rank=2)
-    q_smem = gl.allocate_shared_memory(dtype, [2, 64, HEAD_DIM], layout)
-    k_smem = gl.allocate_shared_memory(dtype, [STAGES, BLOCK_N, HEAD_DIM], layout)
-    v_smem = gl.allocate_shared_memory(dtype, [STAGES, BLOCK_N, HEAD_DIM], layout)
-    item_smem = gl.allocate_shared_memory(gl.int32, [SLOTS * FIELDS, 1], gl.SwizzledSharedLayout(1, 1, 1, [0]))
-    boxes_smem = gl.allocate_shared_memory(gl.int32, [2 * (BLOCK_N // BOX), 1], gl.SwizzledSharedLayout(1, 1, 1, [0]))
-    k_full = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
-    v_full = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
-    left = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
-    item_full = gl.allocate_shared_memory(gl.int64, [SLOTS, 1], mbarrier.MBarrierLayout())
-    item_empty = gl.allocate_shared_memory(gl.int64, [SLOTS, 1], mbarrier.MBarrierLayout())
-    wanted = gl.allocate_shared_memory(gl.int64, [1, 1], mbarrier.MBarrierLayout())
-    for stage in gl.static_range(STAGES):
-        mbarrier.init(k_full.index(stage), count=1)
-        mbarrier.init(v_full.index(stage), count=1)
-        mbarrier.init(left.index(stage), count=2)
-    for slot in gl.static_range(SLOTS):
-        mbarrier.init(item_full.index(slot), count=1)
-        mbarrier.init(item_empty.index(slot), count=4)
-    mbarrier.init(wanted.index(0), count=1)
-    fence_async_shared()
-    gl.inline_asm_elementwise("griddepcontrol.wait; mov.b32 $0, 0;", "=r", [], gl.int32, False, 1)  # for the plan
-    gl.thread_barrier()
-
-    lengths = (num_seqs, group_size, cu_seqlens_q, cu_seqlens_k, stride_cq, stride_ck)
-    ring = (item_smem, item_full, item_empty, wanted)
-    rows = (q, out, (stride_qt, stride_qh), (stride_ot, stride_oh), scale_log2, q_smem, (group_size, of_row))
-    tiles = (k_smem, v_smem, k_full, v_full, left)
-    k_pages = (k_desc, block_tables, stride_tb, stride_tm, block_size, block_shift)
-    v_pages = (v_desc, block_tables, stride_tb, stride_tm, block_size, block_shift)
-    gl.warp_specialize(
-        [
-            (attend_rows, (rows, ring, tiles, 0, PEEL, BLOCK_N, HEAD_DIM, STAGES)),
-            (attend_rows, (rows, ring, tiles, 1, PEEL, BLOCK_N, HEAD_DIM, STAGES)),
-            (load_tiles, (k_pages, ring, boxes_smem, k_smem, k_full, left, 0, PAGED, BOX, BLOCK_N, HALVES, STAGES)),
-            (load_tiles, (v_pages, ring, boxes_smem, v_smem, v_full, left, 1, PAGED, BOX, BLOCK_N, HALVES, STAGES)),
-            (hand_out, (plan, lengths, ring, BLOCK_N)),
-        ],
-        [4, 1, 1, 1],
-        [240, 32, 32, 32],
-    )
