@@ -26,7 +26,7 @@ def takes(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, paged: bool) -> boo
     """Whether this kernel reads such tensors: half precision, heads of 64 or 128, queries 16 bytes at a time, pages in whole boxes."""
     if q.dtype not in DTYPES or q.shape[-1] not in HEAD_DIMS or q.stride(-1) != 1:
         return False
-    if q.shape[1] // k.shape[-2] > MOST_IN_GROUP or q.stride(0) > 2**23:  # what is counted in 16 bits, and in 32
+    if q.shape[1] // k.shape[-2] > MOST_IN_GROUP or max(q.stride()) > 2**23:  # what is counted in 16 bits, and in 32
         return False
     if q.data_ptr() % 16 or q.stride(0) % 16 or q.stride(1) % 16:
         return False
