@@ -4,6 +4,7 @@ import pytest
 
 from conformance.cases.sequences import (
     BLOCK_SIZES,
+    MANY_SEQUENCES,
     NO_LIMIT,
     SequencesCase,
     decodes,
@@ -27,7 +28,7 @@ def most(judge: Judge) -> int:
 
 def wide_prefills(judge: Judge) -> list[SequencesCase]:
     sizes, longest = block_sizes(judge), most(judge)
-    return [many_sequences(sizes, 65, most=longest), *wide_tables(sizes, most=longest), *long_sequences(sizes, most=longest)]
+    return [many_sequences(sizes, MANY_SEQUENCES, most=longest), *wide_tables(sizes, most=longest), *long_sequences(sizes, most=longest)]
 
 
 @pytest.mark.clause("BATCH-1", function="prepare_prefill")
@@ -58,7 +59,7 @@ def test_block_tables(judge: Judge) -> None:
 @pytest.mark.clause("BATCH-6", function="prepare_decode")
 def test_decode_step(judge: Judge) -> None:
     sizes, longest = block_sizes(judge), most(judge)
-    wide = [many_sequences(sizes, 65, decode=True, most=longest), *wide_tables(sizes, most=longest)]
+    wide = [many_sequences(sizes, MANY_SEQUENCES, decode=True, most=longest), *wide_tables(sizes, most=longest)]
     wide += long_sequences(sizes, decode=True, most=longest)
     judge.for_all(decodes(block_sizes(judge), most=most(judge)), BatchChecks(judge).decode_step, examples=80, explicit=wide)
 

@@ -140,6 +140,7 @@ def test_decode_attention_scales(judge: Judge) -> None:
 def test_decode_attention_with_empty_rows(judge: Judge) -> None:
     judge.for_all(cases(judge, empties=True), functools.partial(check_empties, judge), examples=40)
     judge.for_each(empty_batches(judge.capabilities, True), functools.partial(check_empty_batch, judge))
+    judge.for_each(empty_beside_long(judge.capabilities), functools.partial(check_empties, judge))
     if judge.effort != "quick":
         judge.for_each(rows_past_a_grid(judge.capabilities, True), functools.partial(check_empties, judge))
 

@@ -72,7 +72,10 @@ def large_batches(capabilities: Capabilities, decode: bool, effort: str, seed: i
         draw = random.Random(f"{seed} {number}")
         contexts = tuple(draw.choice((2, 3, 5)) for _ in range(number))
         queries = tuple(1 if decode else draw.randint(1, min(n - 1, 2)) for n in contexts)
-        case = fixed_case(capabilities, decode, queries, contexts)
+        case = replace(
+            fixed_case(capabilities, decode, queries, contexts), group_size=capabilities.allowed("group_sizes", (2, 3, 4))[0],
+            block_size=capabilities.allowed("block_sizes", (16, 32, 4))[0], dtype=draw.choice(capabilities.dtypes),
+        )  # fmt: skip
         cases.append(replace(case, table_seed=draw.randrange(1000), data_seed=draw.randrange(1000)))
     return cases
 
@@ -102,10 +105,11 @@ def cases_of(
 def other_decodes(capabilities: Capabilities) -> list[AttentionCase]:
     """Decode rows that a kernel may take on other paths: splits with several heads and wide groups, wide heads, short rows beside long ones."""
     return [
-        *cases_of(capabilities, True, (1,), (SPLIT,), num_kv_heads=2, group_size=2),
+        *cases_of(capabilities, True, (1,), (SPLIT,), num_kv_heads=3, group_size=2),
         *cases_of(capabilities, True, (1,), (SPLIT,), group_size=8),
-        *cases_of(capabilities, True, (1,), (300,), num_kv_heads=8, head_dim=128),
-        *cases_of(capabilities, True, (1,), (300,), head_dim=256),
+        *cases_of(capabilities, True, (1,), (600,), group_size=12),
+        *cases_of(capabilities, True, (1,), (600,), num_kv_heads=8, head_dim=128),
+        *cases_of(capabilities, True, (1,), (600,), head_dim=256),
         *cases_of(capabilities, True, (1,), (WHOLE_SPLITS,), dtype=torch.float32),
         *cases_of(capabilities, True, (1,), (4097,)),  # past the largest window that models leave on
         *cases_of(capabilities, True, (1, 1), (SPLIT, 3)),
@@ -114,14 +118,23 @@ def other_decodes(capabilities: Capabilities) -> list[AttentionCase]:
 
 
 def other_prefills(capabilities: Capabilities) -> list[AttentionCase]:
-    """Query rows of a second tile: of several heads, without a cache, after a long prefix, of a second sequence; and of a fifth tile."""
+    """Query rows of a second tile: of several heads, without a cache, after a long prefix, of a second sequence; and of a fifth tile.
+
+    And a prefix of one large block.
+    """
+    size = capabilities.allowed("block_sizes", (256, 128, 64, 16))[0]
     return [
-        *cases_of(capabilities, False, (65,), (65,), num_kv_heads=2, group_size=2),
-        *cases_of(capabilities, False, (140,), (140,), paged=False),  # past a window of 128 too
-        *cases_of(capabilities, False, (65,), (665,)),
-        *cases_of(capabilities, False, (3, 70), (3, 90)),
+        *cases_of(capabilities, False, (65,), (65,), num_kv_heads=3, group_size=3),
+        *cases_of(capabilities, False, (300,), (300,), paged=False),  # past windows of 128 and 256 too
+        *cases_of(capabilities, False, (65,), (665,), num_kv_heads=2),
+        *cases_of(capabilities, False, (3, 70), (3, 90), head_dim=128),
         *cases_of(capabilities, False, (270,), (270,)),
+        *(replace(case, block_size=size) for case in cases_of(capabilities, False, (3,), (size + 3,))),
     ]
+
+
+def many_without_a_cache(capabilities: Capabilities) -> list[AttentionCase]:
+    return cases_of(capabilities, False, (2,) * 17, (2,) * 17, num_kv_heads=2, paged=False)
 
 
 def strided_long_decodes(capabilities: Capabilities) -> list[AttentionCase]:
@@ -177,4 +190,4 @@ def long_among_many(capabilities: Capabilities, decode: bool) -> list[AttentionC
     queries, contexts = (1 if decode else 5, *[1] * short), (700 if decode else 200, *[2] * short)
     dtype = torch.float32 if torch.float32 in capabilities.dtypes else None
     dim = capabilities.allowed("head_dims", (64,))[0]
-    return cases_of(capabilities, decode, queries, contexts, dtype=dtype, head_dim=dim)
+    return cases_of(capabilities, decode, queries, contexts, dtype=dtype, head_dim=dim, num_kv_heads=2)

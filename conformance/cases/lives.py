@@ -189,4 +189,10 @@ def fixed_lives(capabilities: Capabilities) -> list[LifeCase]:
     alike = (Admit(length), whole, Admit(length, (0,)), whole)
     # the parent's tokens are 0 0 0, its fork's 0 1 1: a prompt of 0 0 1 0 hits no third block
     apart = (Admit(1), whole, Fork(), Decode(), Decode(), Admit(4, (2,)), whole)
-    return [*(LifeCase(replace(pool, other_token=token), alike) for token in OTHER_TOKENS[1:]), LifeCase(pool, apart)]
+    fixed = [*(LifeCase(replace(pool, other_token=token), alike) for token in OTHER_TOKENS[1:]), LifeCase(pool, apart)]
+    size = capabilities.allowed("block_sizes", (4, 3, 16))[0]
+    if size >= 3:  # a block that three share, or two that are about to write a chunk into it
+        three = (Admit(1), whole, Fork(), Fork(), Decode())
+        chunks = (Admit(3), Prefill((1,)), Fork(), whole)
+        fixed += [LifeCase(replace(pool, block_size=size), program) for program in (three, chunks)]
+    return fixed

@@ -90,10 +90,12 @@ def corners(capabilities: Capabilities) -> list[ValuesCase]:
             (1000, 65, "plain"), (128, 65, "plain"), (48, 1, "plain"), (25, 513, "fused"), (47, 1025, "transposed")
         )
     ]  # fmt: skip
+    cases += [ValuesCase((1,), 47, 65, decode=True, dtype=dtype) for dtype in capabilities.dtypes]  # a product of one row
     last = capabilities.dtypes[-1]
-    cases.append(ValuesCase((1, 1), 16, 65_600, decode=True, dtype=last))  # ids past 2^16
-    cases.append(ValuesCase((1, 1), 4096, 33, decode=True, dtype=last))
-    cases.append(ValuesCase((1,) * 257, 16, 17, decode=True, dtype=last))  # rows past 2^8
+    cases.append(ValuesCase((1, 1), 16, 131_100, decode=True, dtype=last))  # ids past 2^17
+    cases.append(ValuesCase((1, 1), 5120, 33, decode=True, dtype=last))
+    cases.append(ValuesCase((1,) * 515, 16, 17, decode=True, dtype=last))  # rows past 2^9
+    cases.append(ValuesCase((65_600, 3), 16, 17, dtype=last))  # rows of hidden past 2^16
     if torch.bfloat16 in capabilities.dtypes:  # E from which a kernel may split the sum
         cases.append(ValuesCase((1,), 2048, 64, decode=True, dtype=torch.bfloat16, cancel=True))
     return cases

@@ -98,20 +98,35 @@ def corners_of(cases: tuple[CornerRows, ...], dtype: torch.dtype) -> list[Corner
 
 
 def half_corners(dtype: torch.dtype) -> list[CornerRows]:
-    """Where a path of half precision may go wrong by itself: the lowest number in place of -inf, and a NaN row."""
+    """Where a path of half precision may go wrong by itself: the lowest number in place of -inf, a NaN row, a large vocabulary."""
     lowest = torch.finfo(dtype).min
-    return [CornerRows("half", 17, 300, temperature=2.0, level=lowest, dtype=dtype), CornerRows("one", 17, 30, dead="nan", dtype=dtype)]
+    rows = CornerRows("half", 17, 300, temperature=2.0, level=lowest), CornerRows("one", 17, 30, dead="nan"), CornerRows("last ids", 65_539, 1)
+    return [replace(case, dtype=dtype) for case in rows]
 
 
 @dataclass(frozen=True)
 class ClearMaximum:
-    """Every row has one largest logit, `gap` above all others, and T is so small that nothing else can be drawn."""
+    """Every row has one largest logit, `gap` above all others, and T is so small that nothing else can be drawn.
+
+    between: every second row is flat in place of that, at T = 1.
+    """
 
     temperature: float
     gap: float = 0.4
     num_rows: int = 64
     vocab_size: int = 500
     dtype: torch.dtype = torch.float32
+    between: bool = False
+
+    @cached_property
+    def flat_rows(self) -> torch.Tensor:
+        """(B,) bool"""
+        return (torch.arange(self.num_rows) % 2 == 1) & self.between
+
+    @cached_property
+    def temperatures(self) -> torch.Tensor:
+        """(B,) float32"""
+        return torch.where(self.flat_rows, 1.0, self.temperature)
 
     @cached_property
     def winners(self) -> torch.Tensor:
@@ -121,13 +136,15 @@ class ClearMaximum:
     def logits(self) -> torch.Tensor:
         base = torch.linspace(-5.0, 5.0, self.num_rows)[:, None].expand(self.num_rows, self.vocab_size).clone()
         base[torch.arange(self.num_rows), self.winners] += self.gap
+        base[self.flat_rows] = 0.0
         return base.to(self.dtype)
 
     def headline(self, implementation: str, device: str) -> str:
         return f"{implementation}.sample   {dtype_name(self.dtype)} · B {self.num_rows} · V {self.vocab_size} · T {self.temperature:g} · {device}"
 
     def literals(self) -> list[tuple[str, str]]:
-        return [("logits", f"the largest is {self.gap} above all others, which are equal")]
+        told = [("logits", f"the largest is {self.gap} above all others, which are equal")]
+        return [*told, ("rows 1, 3, 5 ...", "are flat, at T = 1")] if self.between else told
 
     def size(self) -> int:
         return self.num_rows * self.vocab_size

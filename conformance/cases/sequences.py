@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass, replace
 
 from hypothesis import strategies as st
@@ -11,6 +12,7 @@ from conformance.cases.tables import blocks_for, shuffled_tables
 from reference import SequenceState
 
 BLOCK_SIZES = (1, 2, 3, 4, 16, 5, 8, 32, 64, 100, 128, 256)
+MANY_SEQUENCES = 259  # past the 256 that a step of many may be cut in
 NO_LIMIT = 10**9  # tokens of a sequence, where an implementation states no max_context
 
 
@@ -50,8 +52,13 @@ def token_ids(sequence: int, length: int) -> list[int]:
 
     Every seventh one is 0, a token like others, and past 32 bits in the first sequence.
     """
+    return list(known_tokens(sequence, length))
+
+
+@functools.lru_cache(maxsize=8)
+def known_tokens(sequence: int, length: int) -> tuple[int, ...]:
     large = 2**33 if sequence == 0 else 0
-    return [0 if position % 7 == 6 else large + sequence * 100_000 + position for position in range(length)]
+    return tuple(0 if position % 7 == 6 else large + sequence * 100_000 + position for position in range(length))
 
 
 @st.composite
@@ -132,12 +139,17 @@ def warm_ups(draw: st.DrawFn, block_sizes: list[int], *, most: int = NO_LIMIT) -
 
 
 def many_sequences(block_sizes: list[int], count: int, *, decode: bool = False, most: int = NO_LIMIT) -> SequencesCase:
-    """So many sequences of 5 tokens: past the 32 and the 64 that a batch may be cut in. The k-th of a prefill has k % 3 cached tokens."""
+    """So many sequences of 5 tokens: past the 32, 64 ... that a batch may be cut in. The k-th of a prefill has k % 3 cached tokens."""
     length = min(5, most)
     size = 4 if 4 in block_sizes else block_sizes[0]
     cached = tuple(length - 1 if decode else min(k % 3, length - 1) for k in range(count))
     tables = shuffled_tables([blocks_for(length, size)] * count, count * blocks_for(length, size) + 1, seed=0)
     return SequencesCase(size, (length,) * count, cached, tuple(length - n for n in cached), tuple(map(tuple, tables)))
+
+
+def nobody_scheduled(block_sizes: list[int], *, most: int = NO_LIMIT) -> SequencesCase:
+    """Two sequences that schedule nothing."""
+    return replace(many_sequences(block_sizes, 2, most=most), scheduled=(0, 0))
 
 
 def wide_tables(block_sizes: list[int], *, most: int = NO_LIMIT) -> list[SequencesCase]:
@@ -154,10 +166,10 @@ def wide_tables(block_sizes: list[int], *, most: int = NO_LIMIT) -> list[Sequenc
 
 
 def long_sequences(block_sizes: list[int], *, decode: bool = False, most: int = NO_LIMIT) -> list[SequencesCase]:
-    """Chunks of thousands of tokens, more than 8,192 together, after thousands of cached ones; a decode step at position 69,999."""
+    """Chunks of thousands of tokens, more than 8,192 together, and a decode step, up to position 69,999; a prefill up to 8,999 if that is too far."""
     size = 16 if 16 in block_sizes else block_sizes[0]
-    lengths = (70_000, 5_000, 1) if decode else (9_000, 3_100)
-    cached = tuple(n - 1 for n in lengths) if decode else (3_500, 0)
+    lengths = (70_000, 5_000, 1) if decode else (70_000 if most >= 70_000 else 9_000, 3_100)
+    cached = tuple(n - 1 for n in lengths) if decode else (lengths[0] - 5_500, 0)
     if max(lengths) > most:
         return []
     needed = [blocks_for(n, size) for n in lengths]

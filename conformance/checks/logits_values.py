@@ -2,7 +2,7 @@
 
 A logit is a sum of E products h w. In float32 each product is rounded once (not at all for half precision inputs, whose products of at
 most 22 bits are exact) and each partial sum once, each time by at most 2^-24 of a number that is no larger than sum |h w|. In whatever
-order, a product takes part in at most E roundings, so the sum is off by at most (1 + 2^-24)^E - 1 <= (E + 1) 2^-24 of that (for E < 4096):
+order, a product takes part in at most E roundings, so the sum is off by at most (1 + 2^-24)^E - 1 <= (E + 1) 2^-24 of that (for E < 5792):
 
     |out - exact|  <=  (E + 1) 2^-24 (1 + u) sum |h w| + u |exact| + t
 

@@ -80,8 +80,8 @@ class CornerChecks(SamplingChecks):
             )  # fmt: skip
 
     def clear_maximum(self, case: ClearMaximum) -> None:
-        tokens = self.draw(case.logits, case.temperature)
-        wrong = (tokens != case.winners).nonzero().flatten().tolist()
+        tokens = self.draw(case.logits, case.temperatures)
+        wrong = ((tokens != case.winners) & ~case.flat_rows).nonzero().flatten().tolist()
         if wrong:
             row = wrong[0]
             raise Broken(
@@ -89,6 +89,10 @@ class CornerChecks(SamplingChecks):
                 ("rows", f"{len(wrong)} of {len(tokens)} are wrong"),
                 likely="a small T is raised, or logits / T overflows",
             )
+        flat = tokens[case.flat_rows]
+        if case.between and len(flat.unique()) == 1:
+            told = f"all gave token {int(flat[0])}, in {len(flat)} rows of {case.vocab_size} equal logits"
+            raise Broken(("rows of T = 1", told), likely="one row of a small T makes the batch greedy")
 
     def unchanged(self, case: FlatRows) -> None:
         """`draw` compares every byte, and `judge.call` the result of the call before."""

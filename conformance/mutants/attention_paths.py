@@ -184,3 +184,75 @@ def values_of_a_step_read_at_the_keys_strides(
         q, k, v, cu_seqlens_q=cu_seqlens_q, cu_seqlens_k=cu_seqlens_k, max_seqlen_q=max_seqlen_q, max_seqlen_k=max_seqlen_k, scale=scale,
         block_tables=block_tables,
     )  # fmt: skip
+
+
+# --- splits and tiles of other shapes ----------------------------------------------------------------------------------------------------
+
+
+def without_the_newest(self, q, keys, values, limits, scale, when):
+    return SOUND.attend(q, keys, values, (limits - 1).clamp(min=1) if when else limits, scale)
+
+
+def first_two_heads(rows):
+    return rows[:, torch.arange(rows.shape[1], device=rows.device) % 2]
+
+
+@mutant("DEC-1", replaces="attend", of=SoundAttention, source="own (adversary)")
+def splits_of_the_widest_heads_lose_a_token(self, q, keys, values, limits, scale):
+    """At D = 256 a decode row that is split loses its newest token."""
+    return without_the_newest(self, q, keys, values, limits, scale, self.decoding and q.shape[2] == 256 and int(limits.max()) > LONG)
+
+
+@mutant("DEC-1", replaces="attend", of=SoundAttention, source="own (adversary)")
+def splits_of_more_than_eight_lanes_lose_a_token(self, q, keys, values, limits, scale):
+    """In a group of more than eight a decode row that is split loses its newest token."""
+    wide = q.shape[1] > 8 * keys.shape[1]
+    return without_the_newest(self, q, keys, values, limits, scale, self.decoding and wide and int(limits.max()) > LONG)
+
+
+@mutant("DEC-1", replaces="attend", of=SoundAttention, source="own (adversary)")
+def splits_of_more_than_two_kv_heads_wrap(self, q, keys, values, limits, scale):
+    """Where a decode row is split, kv heads past the second wrap around."""
+    if self.decoding and int(limits.max()) > LONG:
+        keys, values = first_two_heads(keys), first_two_heads(values)
+    return SOUND.attend(q, keys, values, limits, scale)
+
+
+@mutant("PRE-1", replaces="attend", of=SoundAttention, source="own (adversary)")
+def second_query_tile_of_more_than_two_kv_heads_wraps(self, q, keys, values, limits, scale):
+    """Queries of the second tile on take kv heads past the second for the first two."""
+    out = SOUND.attend(q, keys, values, limits, scale)
+    if not self.decoding and len(q) > QUERY_TILE:
+        out[QUERY_TILE:] = SOUND.attend(q[QUERY_TILE:], first_two_heads(keys), first_two_heads(values), limits[QUERY_TILE:], scale)
+    return out
+
+
+@mutant("PRE-1", replaces="attend", of=SoundAttention, source="own (adversary)")
+def second_query_tile_of_wide_heads_misses_itself(self, q, keys, values, limits, scale):
+    """From D = 128 on, where tiles are smaller, queries of the second tile on do not see their own position."""
+    late = torch.arange(len(q), device=q.device) >= (len(q) if self.decoding or q.shape[2] < 128 else QUERY_TILE)
+    return SOUND.attend(q, keys, values, torch.where(late, limits - 1, limits), scale)
+
+
+@mutant("PRE-1", replaces="attend", of=SoundAttention, source="own (adversary)")
+def long_prefix_of_several_heads_loses_a_token(self, q, keys, values, limits, scale):
+    """With several kv heads a prefill row past 512 positions does not see its own."""
+    long = not self.decoding and keys.shape[1] > 1 and int(limits.max()) > LONG
+    return without_the_newest(self, q, keys, values, limits, scale, long)
+
+
+@mutant("PRE-1", replaces="causal_limits", of=SoundAttention, source="own (adversary)")
+def prefix_of_one_large_block_is_none(self, queries, n, device):
+    """A cached prefix of exactly one block of 256 is taken for none."""
+    return 1 + torch.arange(queries, device=device) if n - queries == 256 else SOUND.causal_limits(queries, n, device)
+
+
+@mutant("PRE-1", replaces="attend", of=SoundAttention, source="own (adversary)")
+def sliding_window_of_256_left_on(self, q, keys, values, limits, scale):
+    """Without a cache, a row sees its last 256 positions."""
+    out = SOUND.attend(q, keys, values, limits, scale)
+    if self.tables is None:
+        for row in (limits > 256).nonzero().flatten().tolist():
+            first = int(limits[row]) - 256
+            out[row] = SOUND.attend(q[row : row + 1], keys[first:], values[first:], limits[row : row + 1] - first, scale)[0]
+    return out

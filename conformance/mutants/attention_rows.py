@@ -112,3 +112,30 @@ def empty_batch_has_no_grid(self, q):
     if len(q) == 0:
         raise RuntimeError("invalid argument: grid size 0")
     return SOUND.new_output(q)
+
+
+@mutant("DEC-1", replaces="attend", of=SoundAttention, source="own (adversary)")
+def many_rows_take_the_next_kv_head(self, q, keys, values, limits, scale):
+    """From 32 rows on, a decode step reads the kv head after its own."""
+    if self.decoding and len(self.lengths) > 32:
+        keys, values = keys.roll(1, dims=1), values.roll(1, dims=1)
+    return SOUND.attend(q, keys, values, limits, scale)
+
+
+@mutant("DEC-5", replaces="attend", of=SoundAttention, source="own (adversary)")
+def many_rows_of_groups_lose_a_token(self, q, keys, values, limits, scale):
+    """From 32 rows on, a decode step of grouped heads does not see the newest token."""
+    grouped = self.decoding and len(self.lengths) > 32 and q.shape[1] > keys.shape[1]
+    return SOUND.attend(q, keys, values, (limits - 1).clamp(min=1) if grouped else limits, scale)
+
+
+@mutant("DEC-8", replaces="context_length", of=SoundAttention, source="own (adversary)")
+def row_after_an_empty_one_loses_a_token(self, lengths, i):
+    """A row that is split, after one of context 0, does not see its newest token."""
+    return lengths[i] - 1 if i and lengths[i - 1] == 0 and lengths[i] > 512 else lengths[i]
+
+
+@mutant("PRE-1", replaces="rows_of_batch", of=SoundAttention, source="own (adversary)")
+def sequences_without_a_cache_after_the_16th_missing(self, count):
+    """Only the first 16 sequences of a prefill without a cache are computed."""
+    return range(min(count, 16) if not self.decoding and self.tables is None else count)

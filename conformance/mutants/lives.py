@@ -102,6 +102,33 @@ def shared_block_written_in_place(self, manager, block):
     return False
 
 
+@mutant("LIFE-7", replaces="copies_before_writing", of=SoundBlocks, source="own (adversary)")
+def block_of_three_written_in_place(self, manager, block):
+    """A block is copied where two sequences share it, and written where three do."""
+    return manager.users(block) == 2
+
+
+class CopiesOfOneToken(SoundManager):
+    seams: SoundCopies
+
+    def schedule(self, sequence, num_tokens):
+        self.seams.writes_one = num_tokens == 1
+        return super().schedule(sequence, num_tokens)
+
+
+class SoundCopies(SoundBlocks):
+    writes_one: bool  # of the call that is running: whether it schedules a single token
+
+    def BlockManager(self, num_blocks, block_size):
+        return CopiesOfOneToken(self, num_blocks, block_size)
+
+
+@mutant("LIFE-7", replaces="copies_before_writing", of=SoundCopies, source="own (adversary)")
+def chunk_written_into_a_shared_block(self, manager, block):
+    """A shared block is copied for a token, and not for a chunk."""
+    return self.writes_one and manager.users(block) > 1
+
+
 @mutant("LIFE-8", replaces="left", of=SoundBlocks, source="sglang #39040", alone=True)
 def published_blocks_leak(self, manager, block):
     """A block that can be hit never comes back to the pool."""

@@ -170,6 +170,42 @@ def parts_of_long_sums_in_the_dtype(self, picked, weight):
     return torch.stack(parts).float().sum(dim=0).to(picked.dtype)
 
 
+@mutant("LOGIT-6", replaces="product", of=SoundLogits, source="own (adversary)")
+def ids_past_seventeen_bits_get_nothing(self, picked, weight):
+    """The tiles of the vocabulary end at 2^17 ids: later logits are 0."""
+    logits = sound.product(picked, weight)
+    logits[:, 2**17 :] = 0
+    return logits
+
+
+@mutant("LOGIT-6", replaces="product", of=SoundLogits, source="own (adversary)")
+def hidden_sizes_past_four_thousand_are_cut(self, picked, weight):
+    """The sum ends after 4,096 elements of a row."""
+    return sound.product(picked[:, :4096], weight[:, :4096])
+
+
+@mutant("LOGIT-6", replaces="product", of=SoundLogits, source="own (adversary)")
+def rows_past_512(self, picked, weight):
+    """The grid ends at 512 rows."""
+    logits = sound.product(picked, weight)
+    logits[512:] = 0
+    return logits
+
+
+@mutant("LOGIT-1", replaces="prefill_rows", of=SoundLogits, source="own (adversary)")
+def rows_in_sixteen_bits(self, cu_seqlens_q):
+    """The index of a row keeps 16 bits."""
+    return (cu_seqlens_q[1:] - 1) % 2**16
+
+
+@mutant("LOGIT-6", replaces="product", of=SoundLogits, source="own (adversary)")
+def half_product_of_one_row_in_whole_vectors(self, picked, weight):
+    """A single row of half precision is multiplied in vectors of eight: what is left of the hidden size is left out."""
+    size = picked.shape[1]
+    whole = size // 8 * 8 if len(picked) == 1 and picked.dtype != torch.float32 and size > 8 else size
+    return sound.product(picked[:, :whole], weight[:, :whole])
+
+
 # --- shards -----------------------------------------------------------------------------------------------------------------------------
 
 

@@ -98,6 +98,59 @@ def half_rows_are_read_as_packed(self, logits, temperatures):
     return sound.scaled(logits, temperatures)
 
 
+@mutant("SAMPLE-7", replaces="probabilities", of=SoundSampling, source="own (adversary)")
+def half_ids_past_four_thousand_are_left_out(self, scaled, logits_dtype):
+    """A row of half-precision logits ends after one tile of 4,096 ids."""
+    p = sound.probabilities(scaled, logits_dtype)
+    if logits_dtype != torch.float32:
+        p[:, 4096:] = 0
+    return p
+
+
+@mutant("SAMPLE-3", replaces="sample", of=SoundSampling, source="nano-vllm, sampler.py")
+def noise_of_half_logits_is_clamped(self, logits, temperatures, *, noise=None, seed=None):
+    """Given noise is at least 1e-10 where the logits are of half precision."""
+    return sound.sample(logits, temperatures, noise=noise.clamp_min(1e-10) if noise is not None and is_half(logits) else noise, seed=seed)
+
+
+@mutant("SAMPLE-6", replaces="sample", of=SoundSampling, source="vllm #51226")
+def the_seed_of_half_logits_is_ignored(self, logits, temperatures, *, noise=None, seed=None):
+    """With logits of half precision the seed is taken and not used."""
+    return sound.sample(logits, temperatures, noise=noise, seed=None if is_half(logits) else seed)
+
+
+@mutant("SAMPLE-8", replaces="sample", of=SoundSampling, source="own (adversary)")
+def drawn_noise_of_half_logits_is_clamped(self, logits, temperatures, *, noise=None, seed=None):
+    """Drawn noise is at least 1e-5 where the logits are of half precision."""
+    if noise is None and is_half(logits):
+        noise = sound.noise_for(logits.shape, logits.device, seed).clamp_min(1e-5)
+    return sound.sample(logits, temperatures, noise=noise, seed=seed)
+
+
+# --- small and large temperatures -------------------------------------------------------------------------------------------------------
+
+
+@mutant("SAMPLE-1", replaces="scaled", of=SoundPlainSampling, source="own (adversary)")
+def temperature_cut_at_ten(self, logits, temperatures):
+    """T is at most 10, in a sampler that takes no noise."""
+    return sound.scaled(logits, temperatures.clamp_max(10.0))
+
+
+@mutant("SAMPLE-2", replaces="sample", of=SoundSampling, source="own (adversary)")
+def one_greedy_row_makes_all_greedy(self, logits, temperatures, *, noise=None, seed=None):
+    """Where a row's T is under 1e-3, the argmax of every row is taken."""
+    if bool((temperatures < 1e-3).any()):
+        noise = torch.ones(logits.shape, device=logits.device)
+    return sound.sample(logits, temperatures, noise=noise, seed=seed)
+
+
+@mutant("SAMPLE-2", replaces="scaled", of=SoundSampling, source="own (adversary)")
+def greedy_rows_are_drawn_beside_others(self, logits, temperatures):
+    """T under 1e-3 counts as 1, and the argmax is taken only where all rows have such a T."""
+    small = temperatures < 1e-3
+    return sound.scaled(logits, temperatures if bool(small.all()) else torch.where(small, 1.0, temperatures))
+
+
 # --- whole tiles ------------------------------------------------------------------------------------------------------------------------
 
 

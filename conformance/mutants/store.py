@@ -246,3 +246,19 @@ def long_mapping_read_without_its_stride(self, slot_mapping):
         return slot_mapping
     slots = slot_mapping.as_strided(slot_mapping.shape, (1,), slot_mapping.storage_offset())
     return slots.where(slots < 2**16, slots.new_tensor(-1))
+
+
+@mutant("KV-3", replaces="read_mapping", of=SoundStore, source="own (adversary)")
+def many_wide_slots_have_no_guard(self, slot_mapping):
+    """An int64 mapping of 128 rows or more takes a path without the guard: -1 goes to slot 0."""
+    return slot_mapping.clamp(min=0) if slot_mapping.dtype == torch.int64 and len(slot_mapping) >= 128 else slot_mapping
+
+
+@mutant("KV-4", replaces="write", of=SoundStore, source="own (adversary)")
+def many_rows_ignore_the_stride_of_heads(self, cache, block, offset, row):
+    """In calls of more than 128 rows the heads of a slot are taken to lie end to end."""
+    first, storage = cache.storage_offset() + block * cache.stride(0) + offset * cache.stride(1), flat(cache)
+    if len(self.mapping) <= 128 or first + row.numel() > len(storage):
+        cache[block, offset] = row
+    else:
+        storage[first : first + row.numel()] = row.reshape(-1)
