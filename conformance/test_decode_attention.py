@@ -24,6 +24,7 @@ from conformance.cases.attention_fixed import (
     level_whole_splits,
     long_among_many,
     long_in_views,
+    longest,
     other_decodes,
     rows_past_a_grid,
     strided_long_decodes,
@@ -62,8 +63,8 @@ def test_decode_attention_reads_long_contexts(judge: Judge) -> None:
 
 @pytest.mark.clause("DEC-1", function=DECODE)
 def test_decode_attention_reads_on_other_paths(judge: Judge) -> None:
-    many = [] if judge.effort == "quick" else long_among_many(judge.capabilities, True)
-    judge.for_each([*other_decodes(judge.capabilities), *long_in_views(judge.capabilities), *many], functools.partial(check_read_set, judge))
+    more = [] if judge.effort == "quick" else [*long_among_many(judge.capabilities, True), *longest(judge.capabilities, True, judge.is_cuda)]
+    judge.for_each([*other_decodes(judge.capabilities), *long_in_views(judge.capabilities), *more], functools.partial(check_read_set, judge))
 
 
 @pytest.mark.clause("DEC-1", function=DECODE)

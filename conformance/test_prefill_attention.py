@@ -23,6 +23,7 @@ from conformance.cases.attention_fixed import (
     empty_batches,
     large_batches,
     large_pages,
+    longest,
     many_without_a_cache,
     other_prefills,
     rows_past_a_grid,
@@ -74,7 +75,8 @@ def test_prefill_attention_reads_many_queries(judge: Judge) -> None:
 
 @pytest.mark.clause("PRE-1", function=PREFILL)
 def test_prefill_attention_reads_on_other_paths(judge: Judge) -> None:
-    judge.for_each(other_prefills(judge.capabilities), functools.partial(check_read_set, judge))
+    long = [] if judge.effort == "quick" else longest(judge.capabilities, False, judge.is_cuda)
+    judge.for_each([*other_prefills(judge.capabilities), *long], functools.partial(check_read_set, judge))
     many = [] if judge.effort == "quick" else many_without_a_cache(judge.capabilities)
     judge.for_each([*large_pages(judge.capabilities), *many], lambda case: check_counts(judge, case, 0, case.size()))
 

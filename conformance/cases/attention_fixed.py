@@ -18,6 +18,7 @@ MANY_SEQUENCES = (33, 131)  # of a prefill
 MANY_PROGRAMS = 1031  # of a grid
 SPLIT = 1025  # positions: past the 512 from which a context may be split, and one more than whole splits
 WHOLE_SPLITS = 1024  # positions that leave nothing to a last split
+LONGEST = (8_193, 32_769)  # positions: past the largest window that models leave on, and past 15 bits, which is for a GPU
 
 
 def fixed_case(capabilities: Capabilities, decode: bool, query_lens: tuple[int, ...], context_lens: tuple[int, ...]) -> AttentionCase:
@@ -111,7 +112,7 @@ def other_decodes(capabilities: Capabilities) -> list[AttentionCase]:
         *cases_of(capabilities, True, (1,), (600,), num_kv_heads=8, head_dim=128),
         *cases_of(capabilities, True, (1,), (600,), head_dim=256),
         *cases_of(capabilities, True, (1,), (WHOLE_SPLITS,), dtype=torch.float32),
-        *cases_of(capabilities, True, (1,), (4097,)),  # past the largest window that models leave on
+        *cases_of(capabilities, True, (1,), (4097,)),  # past a window that many models leave on
         *cases_of(capabilities, True, (1, 1), (SPLIT, 3)),
         *cases_of(capabilities, True, (1, 1, 1), (600, SPLIT, 700)),
     ]
@@ -135,6 +136,13 @@ def other_prefills(capabilities: Capabilities) -> list[AttentionCase]:
 
 def many_without_a_cache(capabilities: Capabilities) -> list[AttentionCase]:
     return cases_of(capabilities, False, (2,) * 17, (2,) * 17, num_kv_heads=2, paged=False)
+
+
+def longest(capabilities: Capabilities, decode: bool, on_gpu: bool) -> list[AttentionCase]:
+    """One sequence of so many positions that only a few are tried."""
+    dim = capabilities.allowed("head_dims", (64, 128))[0]
+    lengths = LONGEST if on_gpu else LONGEST[:1]
+    return [case for n in lengths for case in cases_of(capabilities, decode, (1 if decode else 3,), (n,), head_dim=dim)]
 
 
 def strided_long_decodes(capabilities: Capabilities) -> list[AttentionCase]:

@@ -97,6 +97,23 @@ def sliding_window_of_4096_left_on(self, q, keys, values, limits, scale):
     return SOUND.attend(q, keys[hidden:], values[hidden:], limits - hidden, scale)
 
 
+@mutant("DEC-1", replaces="attend", of=SoundAttention, source="own")
+def sliding_window_of_8192_left_on(self, q, keys, values, limits, scale):
+    """A decode row sees its last 8,192 positions."""
+    hidden = max(0, int(limits.max()) - 8192) if self.decoding else 0
+    return SOUND.attend(q, keys[hidden:], values[hidden:], limits - hidden, scale)
+
+
+@mutant("PRE-1", replaces="attend", of=SoundAttention, source="own")
+def chunked_attention_of_8192_left_on(self, q, keys, values, limits, scale):
+    """A prefill row sees the chunk of 8,192 positions that it lies in."""
+    out = SOUND.attend(q, keys, values, limits, scale)
+    for row in [] if self.decoding else (limits > 8192).nonzero().flatten().tolist():
+        first = (int(limits[row]) - 1) // 8192 * 8192
+        out[row] = SOUND.attend(q[row : row + 1], keys[first:], values[first:], limits[row : row + 1] - first, scale)[0]
+    return out
+
+
 # --- chunks of many queries --------------------------------------------------------------------------------------------------------------
 
 
