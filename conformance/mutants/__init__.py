@@ -6,9 +6,9 @@ import importlib
 from typing import Any
 
 SUBJECTS = (
-    "batches", "store", "large_offsets", "attention_tables", "attention_masks", "attention_tiles", "attention_numbers", "attention_heads",
-    "attention_rows", "attention_paths", "attention_shares", "attention_launch", "attention_cheats", "slot_layouts", "steps", "lives",
-    "claims", "logits", "sampling", "sampling_paths",
+    "batches", "batch_sizes", "store", "large_offsets", "attention_tables", "attention_masks", "attention_tiles", "attention_numbers",
+    "attention_heads", "attention_rows", "attention_paths", "attention_shares", "attention_launch", "attention_cheats", "slot_layouts",
+    "steps", "lives", "claims", "logits", "sampling", "sampling_paths",
 )  # fmt: skip
 
 
