@@ -35,7 +35,7 @@ def equal_lengths_are_assumed(self, cu_seqlens_q):
     return (torch.arange(1, count + 1) * length - 1).clamp_max(int(cu_seqlens_q[-1]) - 1)
 
 
-@mutant("LOGIT-1", replaces="prefill_rows", of=SoundLogits, source="own", alone=True)
+@mutant("LOGIT-1", replaces="prefill_rows", of=SoundLogits, source="own")
 def rows_pass_through_half_precision(self, cu_seqlens_q):
     """The index of a row is held in float16: odd ones past 2,048 are rounded."""
     return (cu_seqlens_q[1:] - 1).half().long()
