@@ -81,7 +81,7 @@ def value_page_moves_once_a_tile(self, blocks, offsets, positions, n):
     return blocks[positions - positions % 32], offsets
 
 
-@mutant("DEC-1", replaces="context_length", of=SoundAttention, source="vllm #39303", alone=True)
+@mutant("DEC-1", replaces="context_length", of=SoundAttention, source="vllm #39303")
 def newest_token_dropped_past_a_thousand(self, lengths, i):
     """Past 1,024 positions a decode row does not see its own token: its weight drowns in any tolerance."""
     return lengths[i] - 1 if lengths[i] > 1024 else lengths[i]

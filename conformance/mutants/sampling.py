@@ -121,7 +121,7 @@ def logits_divided_in_place(self, logits, temperatures):
     return scaled
 
 
-@mutant("SAMPLE-9", replaces="scaled", of=SoundSampling, source="vllm #5404", alone=True)
+@mutant("SAMPLE-9", replaces="scaled", of=SoundSampling, source="vllm #5404")
 def smallest_temperatures_are_raised(self, logits, temperatures):
     """T under 0.01 is taken for 0.1."""
     return sound.scaled(logits, torch.where(temperatures < 0.01, 0.1, temperatures))
@@ -154,13 +154,13 @@ def uniform_always(self, p, noise):
     return torch.where(p == 0, -math.inf, 1 / noise.double().abs())
 
 
-@mutant("SAMPLE-4", replaces="race", of=SoundSampling, source="nano-vllm, sampler.py", alone=True)
+@mutant("SAMPLE-4", replaces="race", of=SoundSampling, source="nano-vllm, sampler.py")
 def noise_is_clamped_to_1e_10(self, p, noise):
     """Noise is at least 1e-10: a fair price for drawn noise, and not the argmax for noise that is given."""
     return sound.race(p, noise.clamp_min(1e-10))
 
 
-@mutant("SAMPLE-4", replaces="race", of=SoundSampling, source="sglang #25133", alone=True)
+@mutant("SAMPLE-4", replaces="race", of=SoundSampling, source="sglang #25133")
 def gumbel_of_a_uniform_that_reaches_one(self, p, noise):
     """The race is run with -log(-log u), u = exp(-noise) in float32: u is 1 below 6e-8, and all such tokens arrive at once."""
     gumbel = -torch.log(-torch.log(torch.exp(-noise.abs().float())))
@@ -174,7 +174,7 @@ def noise_read_without_its_stride(self, p, noise):
     return sound.race(p, torch.where(read.isfinite(), read, 1.0).abs())
 
 
-@mutant("SAMPLE-4", replaces="race", of=SoundSampling, source="pytorch #192577", alone=True)
+@mutant("SAMPLE-4", replaces="race", of=SoundSampling, source="pytorch #192577")
 def negative_zero_comes_last(self, p, noise):
     """p / -0.0 is -inf."""
     return torch.where(p == 0, -math.inf, p.double() / noise.double())
